@@ -1,0 +1,58 @@
+# Everything runs from .venv, which is made from requirements.lock. Needed on the machine: make and Python >= 3.11.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check fmt e2e cov bench lock all clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+
+setup: $(STAMP) ## make .venv and install the pinned dependencies and shipper itself
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## ship 10,000 sample events to a sandbox in the same process and show the report
+	$(BIN)/shipper demo
+
+test: setup ## all tests
+	$(BIN)/pytest
+
+e2e: setup ## only the tests that drive the installed command
+	$(BIN)/pytest tests/e2e
+
+check: setup ## lint, format, types, import graph
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/unit/test_import_graph.py
+
+fmt: setup ## format and mend what the linter can
+	$(BIN)/ruff check --fix-only --quiet .
+	$(BIN)/ruff format .
+
+cov: setup ## tests with coverage
+	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
+
+bench: setup ## throughput table (ROUNDS=5 EVENTS=500000)
+	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
+
+lock: ## write requirements.lock anew: newest versions, hashes, no index address
+	$(PYTHON) -m venv $(VENV)/lock
+	$(VENV)/lock/bin/pip install --quiet --disable-pip-version-check uv
+	$(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--python-version 3.11 --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+
+all: check test ## what CI runs
+
+clean: ## remove what make made
+	rm -rf $(VENV) .bench .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
