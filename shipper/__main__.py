@@ -1,0 +1,5 @@
+"""`python -m shipper` is `shipper`."""
+
+from shipper.cli import main
+
+main()

@@ -1,0 +1,159 @@
+"""
+When a batch closes and what goes into it: pure policy, no I/O, no clock.
+
+A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch; the others
+are not held up by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple
+
+from shipper.records import Batch, EncodedChunk, Span
+from shipper.wire import BODY_HEAD, BODY_TAIL
+
+_ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
+
+
+class _Deferred(NamedTuple):
+    """An event that has to wait for a later batch."""
+
+    line: bytes
+    event_id: str
+    consumer_id: int
+    span: Span
+    arrived_at: float
+
+
+class Batcher:
+    """
+    Collects events until one of the three limits closes the batch.
+
+    Args:
+        max_events: Events in one request, at least 1.
+        max_bytes: Bytes of one body as sent; a record alone always fits, as the settings see to.
+        linger_s: Longest wait of the batch's first event, seconds.
+        unique_consumers: Whether a ConsumerID may stand only once in a batch.
+    """
+
+    def __init__(self, *, max_events: int, max_bytes: int, linger_s: float, unique_consumers: bool = True) -> None:
+        self._max_events = max_events
+        self._max_bytes = max_bytes
+        self._linger_s = linger_s
+        self._unique_consumers = unique_consumers
+        self._deferred: deque[_Deferred] = deque()
+        self._batches = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._lines: list[bytes] = []
+        self._bytes = _ENVELOPE_BYTES
+        self._events = 0
+        self._parts: list[tuple[Span, int]] = []
+        self._event_ids: set[str] = set()
+        self._consumer_ids: set[int] = set()
+        self._oldest_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Batcher {self._events} events, {self._bytes} bytes, {len(self._deferred)} deferred>"
+
+    @property
+    def room_events(self) -> int:
+        """How many events more the open batch may take; 0 when it is full."""
+        return self._max_events - self._events
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes of lines more the open batch may take, one separator for each line included."""
+        return self._max_bytes - self._bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._events >= self._max_events
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many events wait for a later batch that no more should be added before some are sent."""
+        return len(self._deferred) >= self._max_events
+
+    @property
+    def due_at(self) -> float | None:
+        """When the open batch has lingered long enough, on the caller's clock; None if it is empty."""
+        return None if self._oldest_at is None else self._oldest_at + self._linger_s
+
+    def add(self, chunk: EncodedChunk, now: float) -> None:
+        """
+        Take all events of a chunk, which must fit into the room; the ones that would stand twice are deferred.
+
+        Args:
+            now: When the chunk arrived, on the caller's clock, seconds.
+        """
+        if not chunk.event_ids:
+            return
+        assert len(chunk.event_ids) <= self.room_events
+        consumer_ids = set(chunk.consumer_ids)
+        if self._event_ids.isdisjoint(chunk.distinct_event_ids) and (
+            not self._unique_consumers
+            or (len(consumer_ids) == len(chunk.consumer_ids) and self._consumer_ids.isdisjoint(consumer_ids))
+        ):
+            self._lines.append(chunk.lines.replace(b"\n", b","))
+            self._bytes += len(chunk.lines) + 1
+            self._events += len(chunk.event_ids)
+            self._parts.append((chunk.span, len(chunk.event_ids)))
+            self._event_ids |= chunk.distinct_event_ids
+            self._consumer_ids |= consumer_ids
+            self._note_arrival(now)
+            return
+        for line, event_id, consumer_id in zip(
+            chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True
+        ):
+            event = _Deferred(line, event_id, consumer_id, chunk.span, now)
+            if not self._take_one(event):
+                self._deferred.append(event)
+
+    def _take_one(self, event: _Deferred) -> bool:
+        """Put one event into the open batch unless it would stand twice or does not fit."""
+        if (
+            self.is_full
+            or event.event_id in self._event_ids
+            or (self._unique_consumers and event.consumer_id in self._consumer_ids)
+            or (self._events > 0 and len(event.line) + 1 > self.room_bytes)
+        ):
+            return False
+        self._lines.append(event.line)
+        self._bytes += len(event.line) + 1
+        self._events += 1
+        self._event_ids.add(event.event_id)
+        self._consumer_ids.add(event.consumer_id)
+        if self._parts and self._parts[-1][0] is event.span:
+            self._parts[-1] = (event.span, self._parts[-1][1] + 1)
+        else:
+            self._parts.append((event.span, 1))
+        self._note_arrival(event.arrived_at)
+        return True
+
+    def _note_arrival(self, at: float) -> None:
+        if self._oldest_at is None or at < self._oldest_at:
+            self._oldest_at = at
+
+    def take(self) -> Batch | None:
+        """
+        Close the open batch and open the next one with the events that waited for it.
+
+        Returns:
+            The closed batch; None if there was no event.
+        """
+        if not self._events:
+            return None
+        self._batches += 1
+        batch = Batch(
+            number=self._batches,
+            body=b"".join((BODY_HEAD, b",".join(self._lines), BODY_TAIL)),
+            events=self._events,
+            parts=self._parts,
+        )
+        self._clear()
+        waiting, self._deferred = self._deferred, deque()
+        self._deferred.extend(event for event in waiting if not self._take_one(event))
+        return batch

@@ -1,0 +1,76 @@
+"""
+The command line: one file per verb family. Only here is anything printed, the process ended, or the wall's clock read.
+
+Diagnostics go to stderr; stdout carries only what was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Final, NoReturn
+
+import typer
+
+from shipper import __version__
+from shipper.cli import config as config_commands
+from shipper.cli.demo import demo
+from shipper.cli.report import report
+from shipper.cli.sandbox import sample, sandbox
+from shipper.cli.ship import backfill, pipe, run
+from shipper.cli.validate import validate
+from shipper.errors import ShipperError
+
+app = typer.Typer(
+    name="shipper",
+    help="Ship player-acquisition records to an affiliate platform's intake API, exactly accounted for.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(name="config", help="Write and look at settings.", no_args_is_help=True, rich_markup_mode=None)
+
+_COMMANDS: Final[tuple[Callable[..., None], ...]] = (demo, run, pipe, backfill, validate, report, sandbox, sample)
+_CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)
+
+for command in _COMMANDS:
+    app.command()(command)
+for command in _CONFIG_COMMANDS:
+    config_app.command()(command)
+app.add_typer(config_app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"shipper {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process with one of the documented exit codes."""
+    os.umask(0o077)
+    try:
+        app()
+    except* ShipperError as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        assert isinstance(error, ShipperError)
+        print(f"shipper: {error}", file=sys.stderr)
+        code = error.exit_code
+    except* BrokenPipeError:
+        # Whoever read our output has what it wanted. The interpreter flushes once more at its end, into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)

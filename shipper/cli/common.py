@@ -1,0 +1,62 @@
+"""What the commands share: options, settings, logs, and running async code."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import structlog
+import typer
+
+from shipper.config import Settings, literal_secrets, load_settings
+from shipper.telemetry.logs import configure_logs
+
+T = TypeVar("T")
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The settings file; else the usual places.")
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, before file and environment.")
+]
+LogLevelOption = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+]
+LogFormatOption = Annotated[str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")]
+
+
+def prepare(
+    config: Path | None,
+    overrides: list[str] | None,
+    log_level: str | None,
+    log_format: str | None,
+    flags: dict[str, Any] | None = None,
+) -> Settings:
+    """
+    Read the settings and set up the logs.
+
+    Raises:
+        ConfigError: The first thing that is wrong with a setting.
+    """
+    settings = load_settings(
+        config_path=config,
+        environ=os.environ,
+        overrides=overrides or (),
+        flags={"log.level": log_level, "log.format": log_format, **(flags or {})},
+    )
+    configure_logs(settings.log.level, settings.log.format)
+    for key in literal_secrets(settings):
+        structlog.get_logger("config").warning(
+            "literal_secret", key=key, message='better: a reference, { env = "NAME" } or { file = "/path" }'
+        )
+    return settings
+
+
+def run_async(function: Callable[[], Awaitable[T]]) -> T:
+    """Run on the fast event loop where there is one."""
+    import anyio
+
+    return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})

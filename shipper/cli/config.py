@@ -1,0 +1,202 @@
+"""The commands `config init` and `config show`. Both are made from the settings' types, so no key can be forgotten."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from shipper.config import NOT_YET, Settings, load_written, settings_from
+from shipper.errors import ConfigError
+from shipper.secrets import MASK, LiteralSecret, SecretReference
+from shipper.settings_schema import Leaf, expectation, leaves, section_in
+from shipper.settings_sources import Written
+
+# Written out instead of commented, so that the file shows at once what a first run needs.
+_FIRST_STEPS = {
+    "intake.base_url": "https://intake.example.com",
+    "intake.subscription_key": SecretReference(env="INTAKE_KEY"),
+    "intake.token": SecretReference(env="INTAKE_TOKEN"),
+}
+
+_HEAD = """\
+# The settings of shipper: every key, with its default behind a `#`.
+# The environment goes before this file (SHIPPER__BATCH__MAX_EVENTS=500), the command line before both
+# (--set batch.max_events=500). Secrets are references: { env = "NAME" } or { file = "/path" }, mode 0600.
+"""
+
+
+def init(
+    path: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")] = Path("shipper.toml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+) -> None:
+    """
+    Write a commented settings file with every key, its default and what it means.
+
+    The file is for its owner only (mode 0600), as secrets may come to stand in it.
+
+    Example: shipper config init /etc/shipper/shipper.toml
+    """
+    text = commented_settings()
+    if str(path) == "-":
+        sys.stdout.write(text)
+        return
+    _write_private(path, text, replace=force)
+    print(f"wrote {path}; next: fill in [intake], then look at it with: shipper config show", file=sys.stderr)
+
+
+def show(
+    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The settings file.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, before all others.")
+    ] = None,
+) -> None:
+    """
+    Print the settings in effect as TOML, with the source of every key that was written somewhere.
+
+    Secrets are not resolved: references stay references, a literal is shown as ***.
+
+    Example: shipper config show --set batch.max_events=500
+    """
+    written = load_written(config_path=config, environ=os.environ, overrides=overrides or ())
+    sys.stdout.write(effective_settings(settings_from(written, environ=os.environ), written))
+
+
+def commented_settings() -> str:
+    """Make the file of `config init`: `# ` begins a sentence, `#` alone a key that can be switched on."""
+    lines = [_HEAD]
+    for section, keys in _by_section():
+        mark = "#" if section == "report" else ""  # its base_url has no default, so it is all or nothing
+        lines += [f"# {_about(section)}", f"{mark}[{section}]"]
+        for leaf in keys:
+            mark = "" if leaf.key in _FIRST_STEPS else "#"
+            value = _FIRST_STEPS.get(leaf.key, _example(leaf))
+            lines += [f"# {_help(leaf)}", f"{mark}{leaf.key.rpartition('.')[2]} = {toml_value(value)}"]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def effective_settings(settings: Settings, written: Mapping[str, Written]) -> str:
+    """Make the text of `config show`; a valid TOML document."""
+    lines: list[str] = []
+    for section, keys in _by_section():
+        values = _section_values(settings, section)
+        lines.append(f"[{section}]" if values is not None else f"# [{section}] is not written")
+        for leaf in keys:
+            name = leaf.key.rpartition(".")[2]
+            value = None if values is None else getattr(values, name)
+            if value is not None:
+                origin = f"  # {written[leaf.key].source}" if leaf.key in written else ""
+                lines.append(f"{name} = {toml_value(value)}{origin}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def toml_value(value: Any) -> str:
+    """
+    Write one value as TOML, on one line.
+
+    Args:
+        value: Of a setting; a literal secret comes out as `"***"`.
+    """
+    match value:
+        case LiteralSecret():
+            return f'"{MASK}"'
+        case SecretReference():
+            given = msgspec.structs.asdict(value).items()
+            return toml_value({name: part for name, part in given if part not in (None, False)})
+        case bool():
+            return "true" if value else "false"
+        case str() | Path():
+            # A TOML string is a JSON string, except for DEL; half a surrogate pair has no place in either.
+            text = str(value).encode("utf-8", "replace").decode()
+            return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(toml_value, value))}]"
+        case dict():
+            inner = ", ".join(f"{_toml_key(name)} = {toml_value(part)}" for name, part in value.items())
+            return f"{{ {inner} }}" if inner else "{}"
+        case _:
+            return repr(value)
+
+
+def _toml_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
+
+
+def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
+    """Yield the sections and those of their keys that can be written in this version."""
+    usable = (leaf for leaf in leaves(Settings) if () not in (NOT_YET.get(leaf.key), NOT_YET.get(_above(leaf.key))))
+    for section, keys in groupby(usable, key=lambda leaf: _above(leaf.key)):
+        yield section, list(keys)
+
+
+def _above(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _section_values(settings: Settings, section: str) -> Any:
+    values: Any = settings
+    for name in section.split("."):
+        values = None if values is None else getattr(values, name)
+    return values
+
+
+def _about(section: str) -> str:
+    """Describe a section: in the words of its field where they are more special, else of its type."""
+    for field in msgspec.structs.fields(Settings):
+        if field.name == section:
+            words = Leaf(section, field.type, None, Settings).meta.description
+            inner = section_in(field.type)
+            text = words or (inner.__doc__ if inner else None) or ""
+            return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return f"Part of {_above(section)}."
+
+
+def _help(leaf: Leaf) -> str:
+    bounds = leaf.bounds
+    is_limited = leaf.choices or (bounds.ge, bounds.gt, bounds.le) != (None, None, None)
+    detail = f" ({expectation(leaf, NOT_YET.get(leaf.key))})" if is_limited else ""
+    return f"{leaf.meta.description}{detail}"
+
+
+def _example(leaf: Leaf) -> Any:
+    """Choose what stands behind the `#`: the default, or, where that is nothing, an example."""
+    if leaf.default is not None and leaf.default is not msgspec.NODEFAULT:
+        return leaf.default
+    example = (leaf.meta.examples or [""])[0]
+    # Both endpoints have the same type, whose examples speak of the intake.
+    text = json.dumps(example).replace("INTAKE", leaf.key.split(".")[0].upper())
+    return json.loads(text.replace("intake", leaf.key.split(".")[0]))
+
+
+def _write_private(path: Path, text: str, *, replace: bool) -> None:
+    """
+    Write a file of mode 0600.
+
+    Raises:
+        ConfigError: There is one already, or it cannot be written.
+    """
+    try:
+        if replace:
+            # At one stroke, so that a running reader never sees half of it. mkstemp gives mode 0600.
+            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        else:
+            descriptor, temporary = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), ""
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        if temporary:
+            os.replace(temporary, path)
+    except FileExistsError as exc:
+        raise ConfigError("is there already; name another file, or replace it with --force", source=str(path)) from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot be written: {exc.strerror or exc}", source=str(path)) from exc

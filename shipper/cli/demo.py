@@ -1,0 +1,122 @@
+"""`shipper demo`: the whole way on one machine, with no configuration and no account."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shipper.cli.common import run_async
+from shipper.config import Settings, load_settings
+
+if TYPE_CHECKING:
+    from shipper.pipeline import Summary
+
+_DAYS = 30
+
+
+def demo(
+    events: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many events to ship.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same EventIds.")] = 1,
+) -> None:
+    """
+    Ship sample events to a sandbox in this process and show the report that it makes of them.
+
+    Needs nothing and leaves nothing behind. The first thing to run.
+
+    Example: shipper demo --events 100000
+    """
+    from rich.console import Console
+
+    from shipper.cli.report import fetch_report
+    from shipper.report.client import read_report
+    from shipper.report.table import render_table
+    from shipper.sandbox.app import SandboxOptions
+    from shipper.sandbox.samples import sample_lines
+    from shipper.sandbox.server import SandboxThread
+    from shipper.telemetry.logs import configure_logs
+
+    console = Console()
+    configure_logs("warning", "auto")
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    options = SandboxOptions(port=0)
+    with tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder, SandboxThread(clock=time.time) as sandbox:
+        file = Path(folder, "acquisitions.ndjson")
+        with file.open("wb") as out:
+            out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
+        console.print(
+            f"[bold]1.[/] {events:,} sample events, {file.stat().st_size / 1e6:.1f} MB of JSON lines, and the service "
+            f"itself as a sandbox at {sandbox.base_url}"
+        )
+        endpoint = {
+            "base_url": sandbox.base_url,
+            "subscription_key": sandbox.subscription_key,
+            "token": sandbox.token,
+        }
+        settings = load_settings(
+            config_path=Path(_no_file(folder)),
+            environ={},
+            flags={
+                "intake": endpoint,
+                "report": endpoint,
+                "state.directory": str(Path(folder, "state")),
+            },
+        )
+        first = _backfill(settings, file)
+        console.print(
+            f"[bold]2.[/] shipped and accounted for: {first.read:,} read, {first.accepted:,} accepted in "
+            f"{first.batches:,} batches, {first.dead_lettered:,} dead letters, {first.duplicates:,} duplicates, "
+            f"{first.pending:,} pending; {first.seconds:.2f} s"
+        )
+        second = _backfill(settings, file)
+        stored = sandbox.store.stored
+        console.print(
+            f"[bold]3.[/] once more with the same file: {second.read:,} read, as the checkpoint stands at its end; "
+            f"the sandbox holds {stored:,} events"
+        )
+        start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
+        body = run_async(lambda: fetch_report(settings, options.account_id, start, end))
+        console.print("[bold]4.[/] the affiliate daily report that the sandbox makes of them:\n")
+        render_table(read_report(body, account_id=options.account_id), console)
+    is_whole = first.accepted == stored == events and second.read == 0
+    console.print(
+        "\nNext: [bold]shipper sandbox[/] in one terminal, [bold]shipper backfill[/] in another; see the README."
+        if is_whole
+        else "\n[bold red]The counts do not agree.[/]"
+    )
+    sys.exit(0 if is_whole else 1)
+
+
+def _backfill(settings: Settings, file: Path) -> Summary:
+    from shipper.pipeline import Pipeline
+    from shipper.sources.files import FilesOnce, StreamBook
+    from shipper.state.directory import locked_directory
+    from shipper.state.store import Store
+
+    with locked_directory(settings.state.directory) as directory:
+        store = Store(directory)
+        try:
+            ids = itertools.count(store.youngest_stream_id() + 1)
+            source = FilesOnce([file], StreamBook(store.streams("file"), ids.__next__))
+
+            async def ship() -> Summary:
+                pipeline = Pipeline(settings, source, store, is_one_shot=True, wall_time=time.time, rng=Random())
+                return await pipeline.run()
+
+            return run_async(ship)
+        finally:
+            store.close()
+
+
+def _no_file(folder: str) -> str:
+    """An empty settings file, so that none of the usual places is looked at."""
+    path = Path(folder, "empty.toml")
+    path.touch()
+    return str(path)

@@ -1,0 +1,246 @@
+"""`shipper run`, `pipe` and `backfill`: the three ways to ship."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async
+from shipper.config import Settings, require_endpoint
+from shipper.errors import ConfigError, SourceError
+
+if TYPE_CHECKING:
+    from shipper.pipeline import Pipeline, Source, Summary
+    from shipper.sources.files import FilesOnce
+    from shipper.state.store import Store
+
+SummaryOption = Annotated[
+    str, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
+]
+
+_REDRAW_S = 0.2
+
+
+def run(
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Follow the files of input.include as they grow, until SIGTERM or Ctrl-C; for months, beside an application.
+
+    The first signal ends reading and delivers what was read within delivery.drain_timeout_seconds; a second one ends
+    at once. Nothing is lost either way.
+
+    Example: shipper run --config /etc/shipper/shipper.toml
+    """
+    settings = prepare(config, overrides, log_level, log_format)
+    require_endpoint(settings, "intake")
+    if not settings.input.include:
+        raise ConfigError('is missing: write include = ["/var/log/app/*.ndjson"] under [input]', key="input.include")
+
+    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+        from shipper.sources.files import FilesFollowed, StreamBook
+
+        return FilesFollowed(
+            settings.input.include,
+            settings.input.exclude,
+            StreamBook(store.streams("file"), next_stream_id),
+            own_directory=settings.state.directory,
+            poll_interval_s=settings.input.poll_interval_seconds,
+            rotate_wait_s=settings.input.rotate_wait_seconds,
+        )
+
+    _ship(settings, source, is_one_shot=False, form="text")
+
+
+def pipe(
+    summary: SummaryOption = "text",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Ship standard input to its end.
+
+    What was read is kept in the state directory until it is delivered; the next `shipper pipe` begins with what an
+    earlier one had to leave.
+
+    Example: producer | shipper pipe --summary json
+    """
+    form = _checked_form(summary)
+    settings = prepare(config, overrides, log_level, log_format)
+    require_endpoint(settings, "intake")
+
+    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+        from shipper.sources.spool import Spool
+
+        return Spool(
+            settings.state.directory / "spool",
+            sys.stdin.fileno(),
+            known=store.streams("spool"),
+            next_stream_id=next_stream_id,
+            forget=store.forget,
+            max_record_bytes=settings.input.max_record_bytes,
+            max_bytes=settings.spool.max_bytes,
+            segment_bytes=settings.spool.segment_bytes,
+            fsync=settings.spool.fsync,
+            fsync_interval_s=settings.spool.fsync_interval_seconds,
+            now=time.monotonic,
+        )
+
+    _ship(settings, source, is_one_shot=True, form=form)
+
+
+def backfill(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
+    summary: SummaryOption = "text",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Ship files to their end. Run again, it goes on where it was; what is delivered is not sent twice.
+
+    Example: shipper backfill 'exports/*.ndjson' --summary json
+    """
+    form = _checked_form(summary)
+    settings = prepare(config, overrides, log_level, log_format)
+    require_endpoint(settings, "intake")
+    files = named_files(paths, settings)
+
+    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+        from shipper.sources.files import FilesOnce, StreamBook
+
+        return FilesOnce(files, StreamBook(store.streams("file"), next_stream_id))
+
+    _ship(settings, source, is_one_shot=True, form=form)
+
+
+def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
+    """
+    Expand the paths of a command line.
+
+    Raises:
+        SourceError: A name, glob or folder gives no file, or a file cannot be read.
+    """
+    from shipper.sources.files import find_files
+
+    files: list[Path] = []
+    for path in paths:
+        found = list(find_files([path], own_directory=settings.state.directory))
+        if not found:
+            raise SourceError(f"{path}: no file is there to be read")
+        for file in found:
+            try:
+                file.open("rb").close() if file.is_file() else file.stat()
+            except OSError as error:
+                raise SourceError(f"{file}: {error.strerror}") from error
+        files += [file for file in found if file not in files]
+    return files
+
+
+def _checked_form(form: str) -> Literal["text", "json"]:
+    if form not in {"text", "json"}:
+        raise typer.BadParameter(f"{form!r} is not a form of summary; there are: text, json")
+    return "json" if form == "json" else "text"
+
+
+def _ship(
+    settings: Settings,
+    make_source: Callable[[Store, Callable[[], int]], Source],
+    *,
+    is_one_shot: bool,
+    form: Literal["text", "json"],
+) -> None:
+    """Run a pipeline in the state directory, print the summary, and exit with its code."""
+    import anyio
+
+    from shipper.pipeline import Pipeline
+    from shipper.sources.files import FilesOnce
+    from shipper.sources.spool import youngest_segment_id
+    from shipper.state.directory import locked_directory
+    from shipper.state.store import Store
+
+    with locked_directory(settings.state.directory) as directory:
+        store = Store(directory)
+        youngest = max(store.youngest_stream_id(), youngest_segment_id(directory / "spool"))
+        source = make_source(store, itertools.count(youngest + 1).__next__)
+
+        async def ship() -> tuple[Summary, dict[str, int]]:
+            pipeline = Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=time.time, rng=Random())
+            signals = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+            async with anyio.create_task_group() as side:
+                if sys.stderr.isatty() and isinstance(source, FilesOnce):
+                    side.start_soon(_draw_progress, source, pipeline)
+                summary = await pipeline.run(signals)
+                side.cancel_scope.cancel()
+            return summary, pipeline.dead_letter_reasons
+
+        try:
+            summary, reasons = run_async(ship)
+        finally:
+            store.close()
+    _print_summary(summary, reasons, settings.state.directory, form)
+    raise typer.Exit(summary.exit_code(is_one_shot=is_one_shot))
+
+
+async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
+    """Keep a progress bar on stderr: bytes read of all, events accepted, rate, time left."""
+    import anyio
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[accepted]:,} accepted, {task.fields[rate]:,.0f}/s"),
+        TimeRemainingColumn(),
+    )
+    started_at = anyio.current_time()
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
+        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0)
+        while True:
+            accepted = pipeline.totals.accepted
+            rate = accepted / max(anyio.current_time() - started_at, 1e-9)
+            progress.update(task, completed=source.done_bytes, accepted=accepted, rate=rate, refresh=True)
+            await anyio.sleep(_REDRAW_S)
+
+
+def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form: Literal["text", "json"]) -> None:
+    import msgspec
+
+    if form == "json":
+        print(msgspec.json.encode(summary).decode(), flush=True)
+    else:
+        print(in_words(summary, reasons, state), file=sys.stderr)
+    if summary.message:
+        print(f"shipper: {summary.message}", file=sys.stderr)
+
+
+def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
+    """Write a summary for a person."""
+    rate = summary.accepted / summary.seconds if summary.seconds else 0.0
+    parts = [
+        f"{summary.outcome}: {summary.read:,} records read, {summary.accepted:,} accepted "
+        f"in {summary.batches:,} batches, {summary.seconds:.1f} s, {rate:,.0f} events/s"
+    ]
+    if summary.dead_lettered:
+        by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
+        parts.append(f"{summary.dead_lettered:,} refused and kept as dead letters in {state}/state.db: {by_rule}")
+    if summary.duplicates:
+        parts.append(f"{summary.duplicates:,} skipped: their EventId had just been read")
+    if summary.pending:
+        parts.append(f"{summary.pending:,} pending: they are sent when the same command runs again")
+    return "\n".join(parts)

@@ -1,0 +1,8 @@
+"""From raw lines to validated events: rules, the fast path over whole chunks, the slow path line by line."""
+
+from __future__ import annotations
+
+from shipper.codec.codec import Codec
+from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
+
+__all__ = ["FIELD_RULES", "MESSAGES", "Codec", "latest_timestamp"]

@@ -1,0 +1,1 @@
+"""From batches to the service: the endpoint, the verdict on an answer, the gate, the senders."""

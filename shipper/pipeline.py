@@ -1,0 +1,329 @@
+"""
+The pipeline: wires the stages, stops them, and tells what became of the records.
+
+Stages end because their input ended: each owns its stream ends, and closing them is the only signal downstream. A stop
+is a ladder: the first signal ends reading and gives the rest a deadline; the deadline or a second signal cuts the rest
+off. What was settled by then is saved in any case.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager
+from random import Random
+from typing import Final, Literal, Protocol
+
+import anyio
+import structlog
+from anyio.abc import TaskGroup
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.to_thread import run_sync
+
+from shipper.batching import Batcher
+from shipper.codec import Codec, latest_timestamp
+from shipper.config import Settings, require_endpoint
+from shipper.delivery.endpoint import Endpoint, make_ssl_context
+from shipper.delivery.gate import Gate
+from shipper.delivery.sender import DeliveryCounts, Sender
+from shipper.errors import DeliveryGaveUpError
+from shipper.records import Batch, Checkpoint, Chunk, Totals
+from shipper.state.acks import Acks
+from shipper.state.store import Store
+
+log = structlog.get_logger("pipeline")
+
+Outcome = Literal["finished", "drained", "aborted", "gave_up"]
+Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
+
+_CHUNK_BUFFER: Final = 2
+_MAX_OPEN_SPANS: Final = 4096
+_SAVE_LIMIT_S: Final = 10.0
+_DUPLICATES_TOLD: Final = 5
+
+
+class Source(Protocol):
+    """
+    A first stage.
+
+    Attributes:
+        is_exhausted: Whether everything that there was to read has been read.
+    """
+
+    @property
+    def is_exhausted(self) -> bool: ...
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Send chunks, those of one stream in order, until there are no more or a cancellation comes."""
+
+    async def after_save(self) -> None:
+        """The checkpoints of the streams have moved, on disk."""
+
+
+class Summary(Totals, kw_only=True):
+    """
+    What a run did; `read == accepted + dead_lettered + duplicates + pending`.
+
+    Attributes:
+        outcome: `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = cut off
+            with records pending; `gave_up` = the service took nothing for too long.
+        message: Why it ended early; empty otherwise.
+    """
+
+    batches: int
+    requests: int
+    retries: int
+    seconds: float
+    outcome: Outcome
+    message: str = ""
+
+    def exit_code(self, *, is_one_shot: bool) -> int:
+        """0 all accepted, 3 some are dead letters, 4 something is left to do; a followed input is never at its end."""
+        if self.pending or self.outcome in {"aborted", "gave_up"}:
+            return 4
+        if not is_one_shot:
+            return 0
+        if self.outcome == "drained":
+            return 4
+        return 3 if self.dead_lettered else 0
+
+
+class Pipeline:
+    """
+    One run from a source to the service.
+
+    Args:
+        is_one_shot: The input has an end, and the run is given up after `delivery.give_up_after_seconds`.
+        wall_time: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        store: Store,
+        *,
+        is_one_shot: bool,
+        wall_time: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._source = source
+        self._store = store
+        self._is_one_shot = is_one_shot
+        self._wall_time = wall_time
+        self._rng = rng
+        self._counts = DeliveryCounts()
+        self._gate = Gate()
+        self._reading = anyio.CancelScope()
+        self._drain = anyio.CancelScope()
+        self._stopping = anyio.Event()
+        self._settled = anyio.Event()
+        self._acks = Acks()
+        self._unsaved: list[Checkpoint] = []
+        self._codec = Codec(
+            max_record_bytes=settings.input.max_record_bytes,
+            dedupe_window=settings.records.dedupe_window,
+            on_duplicate=self._tell_duplicate,
+        )
+        self._batcher = Batcher(
+            max_events=settings.batch.max_events,
+            max_bytes=settings.batch.max_bytes,
+            linger_s=settings.batch.linger_seconds,
+            unique_consumers=settings.batch.unique_consumers,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Pipeline {self._acks!r} {self._batcher!r} {self._gate!r}>"
+
+    @property
+    def totals(self) -> Totals:
+        """What became of the records so far."""
+        return self._acks.totals
+
+    @property
+    def dead_letter_reasons(self) -> dict[str, int]:
+        """How many records broke which rule."""
+        return self._acks.reasons
+
+    async def run(self, signals: Signals | None = None) -> Summary:
+        """
+        Ship until the source ends or a signal stops it.
+
+        Args:
+            signals: Gives SIGTERM and SIGINT while it is entered; None = they are somebody else's.
+        Raises:
+            StateError: The state store cannot be written; nothing is lost.
+        """
+        started_at = anyio.current_time()
+        endpoint = require_endpoint(self._settings, "intake")
+        ssl_context = make_ssl_context(endpoint)
+        senders = [
+            Sender(
+                Endpoint(endpoint, self._settings.delivery, section="intake", ssl_context=ssl_context),
+                self._gate,
+                self._settle,
+                self._counts,
+                self._settings.delivery,
+                give_up_after_s=self._settings.delivery.give_up_after_seconds if self._is_one_shot else None,
+                stopping=self._stopping,
+                rng=self._rng,
+            )
+            for _ in range(self._settings.delivery.senders)
+        ]
+        gave_up = ""
+        try:
+            with self._drain:
+                async with anyio.create_task_group() as side:
+                    if signals is not None:
+                        await side.start(self._stop_ladder, signals)
+                    side.start_soon(self._save_every)
+                    async with anyio.create_task_group() as flow:
+                        self._start_flow(flow, senders)
+                    side.cancel_scope.cancel()
+        except* DeliveryGaveUpError as group:
+            gave_up = str(_first_leaf(group))
+        finally:
+            with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
+                await self._save()
+        totals = self._acks.totals
+        return Summary(
+            read=totals.read,
+            accepted=totals.accepted,
+            dead_lettered=totals.dead_lettered,
+            duplicates=totals.duplicates,
+            pending=totals.pending,
+            batches=self._counts.batches,
+            requests=self._counts.requests,
+            retries=self._counts.retries,
+            seconds=round(anyio.current_time() - started_at, 3),
+            outcome=self._outcome(gave_up),
+            message=gave_up,
+        )
+
+    def _outcome(self, gave_up: str) -> Outcome:
+        if gave_up:
+            return "gave_up"
+        if self._drain.cancelled_caught:
+            return "aborted"
+        return "finished" if self._source.is_exhausted else "drained"
+
+    def _start_flow(self, flow: TaskGroup, senders: list[Sender]) -> None:
+        chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
+        batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](len(senders))
+        flow.start_soon(self._read, chunks_tx)
+        flow.start_soon(self._pack, chunks_rx, batches_tx)
+        with batches_rx:  # the clones live in the senders
+            for sender in senders:
+                flow.start_soon(sender.run, batches_rx.clone())
+
+    async def _read(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        with chunks_tx, self._reading:
+            await self._source.run(chunks_tx)
+
+    # Chunks to batches ------------------------------------------------------------------------------------------
+
+    async def _pack(
+        self, chunks_rx: MemoryObjectReceiveStream[Chunk], batches_tx: MemoryObjectSendStream[Batch]
+    ) -> None:
+        """Validate and batch; the codec and the policy await nothing, so both run in this one task."""
+        with chunks_rx, batches_tx:
+            while True:
+                due_at = self._batcher.due_at
+                try:
+                    with anyio.move_on_at(math.inf if due_at is None else due_at) as lingering:
+                        chunk = await chunks_rx.receive()
+                except anyio.EndOfStream:
+                    break
+                if lingering.cancelled_caught:
+                    await self._flush(batches_tx)
+                else:
+                    await self._pack_chunk(chunk, batches_tx)
+            while self._batcher.due_at is not None:
+                await self._flush(batches_tx)
+
+    async def _pack_chunk(self, chunk: Chunk, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        latest = latest_timestamp(self._wall_time(), self._settings.records.max_future_seconds)
+        now = anyio.current_time()
+        offset = chunk.start_offset
+        while offset < chunk.end_offset:
+            while self._acks.open_spans >= _MAX_OPEN_SPANS:
+                await self._room_for_spans(batches_tx)
+            encoded = self._codec.encode(
+                chunk,
+                offset,
+                room_events=self._batcher.room_events,
+                room_bytes=self._batcher.room_bytes,
+                latest=latest,
+            )
+            if encoded is None:
+                await self._flush(batches_tx)
+                continue
+            offset = encoded.span.end_offset
+            self._acks.open(encoded.span)
+            self._batcher.add(encoded, now)
+            while self._batcher.is_full or self._batcher.is_congested:
+                await self._flush(batches_tx)
+
+    async def _room_for_spans(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        """Wait for a settlement; what the batcher holds must be on its way, or nothing would ever settle."""
+        await self._flush(batches_tx)
+        settled = self._settled
+        await settled.wait()
+
+    async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        batch = self._batcher.take()
+        if batch is not None:
+            await batches_tx.send(batch)
+
+    def _tell_duplicate(self, event_id: str, path: str) -> None:
+        if self._acks.totals.duplicates < _DUPLICATES_TOLD:
+            log.info("duplicate_skipped", event_id=event_id, path=path)
+
+    # Settlement -------------------------------------------------------------------------------------------------
+
+    def _settle(self, batch: Batch) -> None:
+        self._acks.accept(batch)
+        self._settled.set()
+        self._settled = anyio.Event()
+
+    async def _save_every(self) -> None:
+        while True:
+            await anyio.sleep(self._settings.state.commit_interval_seconds)
+            await self._save()
+
+    async def _save(self) -> None:
+        """Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for."""
+        self._unsaved += self._acks.take()
+        if not self._unsaved:
+            return
+        with anyio.CancelScope(shield=True):
+            # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
+            await run_sync(self._store.save, self._unsaved, self._wall_time())
+            for checkpoint in self._unsaved:
+                checkpoint.stream.checkpoint = checkpoint.end_offset
+            self._unsaved = []
+            await self._source.after_save()
+
+    # Stop -------------------------------------------------------------------------------------------------------
+
+    async def _stop_ladder(self, signals: Signals, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with signals as received:
+            task_status.started()
+            async for number in received:
+                if self._stopping.is_set():
+                    log.warning("drain_aborted", signal=number.name)
+                    self._drain.cancel()
+                    return
+                limit_s = self._settings.delivery.drain_timeout_seconds
+                log.info("drain_started", signal=number.name, timeout_seconds=limit_s)
+                self._stopping.set()
+                self._reading.cancel()
+                self._drain.deadline = anyio.current_time() + limit_s
+
+
+def _first_leaf(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

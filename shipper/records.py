@@ -1,0 +1,158 @@
+"""
+The values that flow from stage to stage.
+
+    sources ──Chunk──▶ codec ──EncodedChunk──▶ batcher ──Batch──▶ senders ──▶ acks ──Progress──▶ state store
+
+Bytes travel in pieces of many records; each piece knows the span of its stream that it covers, and a span is
+settled when each of its records is accepted, in the dead letters, or a duplicate.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Literal
+
+from msgspec import Struct
+
+StreamKind = Literal["file", "spool"]
+
+
+def digest(data: bytes) -> bytes:
+    """Hash the head or the tail of a stream: 16 bytes, so that no record's content stands in the state."""
+    return blake2b(data, digest_size=16).digest()
+
+
+class Stream(Struct, eq=False, kw_only=True):
+    """
+    One input and how to know it again. Owned and updated by its source; others only read it.
+
+    Attributes:
+        stream_id: Unique in one state directory, never used twice; greater ids are younger.
+        path: Where it was last seen; for people, not for identity.
+        checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
+        head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
+        marker_bytes, marker_digest: Length and digest of the last bytes (at most 64) before the checkpoint.
+    """
+
+    stream_id: int
+    kind: StreamKind
+    path: str
+    device: int = 0
+    inode: int = 0
+    checkpoint: int = 0
+    head_bytes: int = 0
+    head_digest: bytes = b""
+    marker_bytes: int = 0
+    marker_digest: bytes = b""
+
+
+class Chunk(Struct, frozen=True, kw_only=True, eq=False):
+    """
+    Lines of one stream that were read together.
+
+    Attributes:
+        start_offset, end_offset: Bytes in the stream; end exclusive = where the next chunk starts.
+        data: Whole lines, each ending with a newline; only the last line of an input that has ended may lack it.
+            Empty when `is_oversized`.
+        is_oversized: The span is one line too long to be held in memory; only its position is known.
+    """
+
+    stream: Stream
+    start_offset: int
+    end_offset: int
+    data: bytes
+    is_oversized: bool = False
+
+
+class Rejection(Struct, frozen=True, kw_only=True, eq=False):
+    """
+    A record that was refused for good, as it will stand in the dead letters.
+
+    Attributes:
+        rule: The rule that it broke, such as `ip`.
+        message: What is wrong, in words; never a value of the record.
+        raw: The line as it came, without its newline.
+    """
+
+    start_offset: int
+    end_offset: int
+    rule: str
+    message: str
+    raw: bytes
+    event_id: str = ""
+
+
+class Span(Struct, eq=False, kw_only=True):
+    """
+    A stretch of one stream and what became of its records.
+
+    Attributes:
+        records: Complete records in the stretch; blank lines are none.
+        unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
+        tail: The last bytes of the stretch (at most 64): the marker, should the checkpoint come to its end.
+    """
+
+    stream: Stream
+    start_offset: int
+    end_offset: int
+    tail: bytes
+    records: int
+    unsettled: int
+    accepted: int = 0
+    duplicates: int = 0
+    rejections: list[Rejection] = []
+
+
+class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
+    """
+    Validated events of one span, ready to be spliced into a body.
+
+    Attributes:
+        lines: Events in the wire form joined by a newline, none at the end; empty if no record was good.
+        event_ids, consumer_ids: One each per line, in order.
+        distinct_event_ids: The event ids as a set; each stands once in this chunk.
+    """
+
+    span: Span
+    lines: bytes
+    event_ids: list[str]
+    consumer_ids: list[int]
+    distinct_event_ids: set[str]
+
+
+class Batch(Struct, frozen=True, eq=False, kw_only=True):
+    """
+    Events that are sent in one request.
+
+    Attributes:
+        number: Counts the batches of a run, from 1.
+        body: The request body, JSON.
+        parts: Which span each run of events came from, and how many; in the order of the body.
+    """
+
+    number: int
+    body: bytes
+    events: int
+    parts: list[tuple[Span, int]]
+
+
+class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
+    """How far one stream is settled, with what became of the records since the last checkpoint."""
+
+    stream: Stream
+    end_offset: int
+    tail: bytes
+    read: int
+    accepted: int
+    duplicates: int
+    rejections: list[Rejection]
+
+
+class Totals(Struct, kw_only=True):
+    """What became of records; `read == accepted + dead_lettered + duplicates + pending`."""
+
+    read: int = 0
+    accepted: int = 0
+    dead_lettered: int = 0
+    duplicates: int = 0
+    pending: int = 0

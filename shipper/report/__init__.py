@@ -1,0 +1,1 @@
+"""The affiliate daily report: reading it and showing it."""

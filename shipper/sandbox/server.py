@@ -1,0 +1,191 @@
+"""Runs the sandbox on a loopback address: for the command, and in a thread for the demo and the tests."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_address
+from signal import SIGINT, SIGTERM, Signals
+from typing import Final, NamedTuple, Self
+
+import msgspec
+import uvicorn
+from anyio import create_task_group, open_signal_receiver
+
+from shipper.errors import ConfigError, ShipperError
+from shipper.sandbox.app import SandboxOptions, create_app
+from shipper.sandbox.gateway import Gateway
+from shipper.sandbox.store import EventStore
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_SECONDS: Final = 120  # well above the time that an idle sender keeps a connection
+_GRACE_SECONDS: Final = 3
+_START_LIMIT_SECONDS: Final = 10
+_JOIN_LIMIT_SECONDS: Final = 10
+
+
+class Access(NamedTuple):
+    """Everything that a client of a running sandbox needs."""
+
+    base_url: str
+    subscription_key: str
+    token: str
+
+
+def configuration_snippet(access: Access) -> str:
+    """Write the two sections of a configuration that point at the sandbox, as TOML."""
+    # A JSON string is a TOML basic string, too.
+    base_url, subscription_key, token = (msgspec.json.encode(value).decode() for value in access)
+    entries = f"base_url = {base_url}\nsubscription_key = {subscription_key}\ntoken = {token}\n"
+    return f"[intake]\n{entries}\n[report]\n{entries}"
+
+
+async def serve(options: SandboxOptions, *, clock: Callable[[], float], announce: Callable[[Access], None]) -> None:
+    """
+    Serve until SIGINT or SIGTERM; a second one does not wait for open connections.
+
+    Args:
+        options: Where to listen and what to keep.
+        clock: Seconds since the epoch.
+        announce: Called once, when connections are accepted and a signal would already be heeded.
+    Raises:
+        ConfigError: The host is not loopback, the port is in use, or the store cannot be opened.
+    """
+    with (
+        _prepared(options, clock) as (server, listener, access, _),
+        open_signal_receiver(SIGINT, SIGTERM) as signals,
+    ):
+        announce(access)
+        async with create_task_group() as group:
+            group.start_soon(_stop_at_signal, server, signals)
+            await server.serve(sockets=[listener])
+            group.cancel_scope.cancel()
+
+
+class SandboxThread:
+    """
+    A sandbox in a daemon thread, from `__enter__` to `__exit__`.
+
+    Args:
+        options: Where to listen; by default any free port.
+        clock: Seconds since the epoch.
+    Raises:
+        ConfigError: On entering, as `serve`.
+        ShipperError: On entering, if the server does not come up.
+    """
+
+    base_url: str
+    subscription_key: str
+    token: str
+    store: EventStore
+
+    def __init__(self, options: SandboxOptions | None = None, *, clock: Callable[[], float]) -> None:
+        self._options = options or SandboxOptions(port=0)
+        self._clock = clock
+        self._exit = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<SandboxThread {getattr(self, 'base_url', 'not started')}>"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            server, listener, access, store = stack.enter_context(_prepared(self._options, self._clock))
+            thread = threading.Thread(target=server.run, args=([listener],), name="sandbox", daemon=True)
+            thread.start()
+            stack.callback(_stop_thread, server, thread)
+            if not server.up.wait(_START_LIMIT_SECONDS):
+                raise ShipperError(f"the sandbox at {access.base_url} did not start; see the lines above")
+            self._exit = stack.pop_all()
+        self.base_url, self.subscription_key, self.token = access
+        self.store = store
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exit.close()
+
+    @property
+    def access(self) -> Access:
+        """What `configuration_snippet` takes."""
+        return Access(self.base_url, self.subscription_key, self.token)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers: it ends the process by the signal, we end with exit code 0."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+@contextmanager
+def _prepared(
+    options: SandboxOptions, clock: Callable[[], float]
+) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
+    gateway = Gateway(subscription_key=options.subscription_key, token_secret=options.token_secret, clock=clock)
+    with _listen(options.host, options.port) as listener, EventStore(options.store_path) as store:
+        config = uvicorn.Config(
+            create_app(options, store, gateway=gateway, clock=clock),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        access = Access(_base_url(listener), options.subscription_key, gateway.issue_token())
+        yield _Server(config), listener, access, store
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else runs, so that a taken port is an error of the set-up and port 0 gets its number."""
+    address = "127.0.0.1" if host == "localhost" else host
+    try:
+        is_loopback = ip_address(address).is_loopback
+    except ValueError:
+        is_loopback = False
+    if not is_loopback:
+        raise ConfigError(
+            f"{host!r} is not a loopback address; the sandbox has no TLS and a known key, use 127.0.0.1 or ::1",
+            key="host",
+            source="sandbox",
+        )
+    try:
+        return socket.create_server(
+            (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=_BACKLOG
+        )
+    except OSError as error:
+        reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        raise ConfigError(
+            f"{host}:{port} {reason}; choose another port, 0 takes any free one", key="port", source="sandbox"
+        ) from error
+
+
+def _base_url(listener: socket.socket) -> str:
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+
+
+async def _stop_at_signal(server: _Server, signals: AsyncIterator[Signals]) -> None:
+    async for _ in signals:
+        server.force_exit = server.should_exit
+        server.should_exit = True
+
+
+def _stop_thread(server: _Server, thread: threading.Thread) -> None:
+    server.should_exit = True
+    thread.join(_JOIN_LIMIT_SECONDS)

@@ -1,0 +1,112 @@
+"""One open input: cuts it into chunks of whole lines, and proves that it is the input that it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from shipper.records import Chunk, Stream, digest
+
+READ_BYTES: Final = 1 << 20
+HEAD_BYTES: Final = 1024
+
+
+def is_same(descriptor: int, known: Stream) -> bool:
+    """
+    Tell whether an open file still is the known stream.
+
+    Device and inode are reused and files are truncated in place, so the bytes have to agree: the head that was
+    seen, and the last bytes before the checkpoint.
+    """
+    if os.fstat(descriptor).st_size < known.checkpoint:
+        return False
+    if known.head_bytes and digest(os.pread(descriptor, known.head_bytes, 0)) != known.head_digest:
+        return False
+    marker_start = known.checkpoint - known.marker_bytes
+    marker = os.pread(descriptor, known.marker_bytes, marker_start)
+    return not known.marker_bytes or digest(marker) == known.marker_digest
+
+
+class StreamReader:
+    """
+    Reads one stream forward from its checkpoint. All calls block.
+
+    Args:
+        descriptor: Open for reading; owned and closed by the reader.
+        path: Where the input is; for people.
+    """
+
+    def __init__(self, descriptor: int, stream: Stream, path: Path) -> None:
+        self._descriptor = descriptor
+        self._scanned = 0  # how far a line that is too long has been searched for its end
+        self.stream = stream
+        self.path = path
+        self.offset = stream.checkpoint
+
+    def __repr__(self) -> str:
+        return f"<StreamReader {self.path} at {self.offset}>"
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def restart(self, stream: Stream) -> None:
+        """Go on with another stream in the same file: it was truncated in place."""
+        self.stream = stream
+        self.offset = stream.checkpoint
+        self._scanned = 0
+
+    def status(self) -> os.stat_result:
+        """Look at the open file, wherever its name points by now."""
+        return os.fstat(self._descriptor)
+
+    def read(self, *, is_final: bool) -> Chunk | None:
+        """
+        Read the next whole lines.
+
+        The bytes of a torn last line are read again next time: so there is no state to carry, and the offset is
+        always the start of a line.
+
+        Args:
+            is_final: Nothing will be appended any more, so that the end of the input ends the last line.
+        Returns:
+            At most 1 MiB; None if there is no whole line yet.
+        """
+        if self._scanned:
+            return self._skip_long_line(is_final=is_final)
+        data = os.pread(self._descriptor, READ_BYTES, self.offset)
+        end = data.rfind(b"\n") + 1
+        if end == 0:
+            if len(data) == READ_BYTES:
+                return self._skip_long_line(is_final=is_final)
+            if not data or not is_final:
+                return None
+            end = len(data)
+        return self._advance(data if end == len(data) else data[:end], self.offset + end)
+
+    def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
+        """Find the end of a line that is longer than a read, a block at a time; its bytes are not kept."""
+        at = max(self._scanned, self.offset)
+        while data := os.pread(self._descriptor, READ_BYTES, at):
+            newline = data.find(b"\n")
+            if newline >= 0:
+                return self._advance(b"", at + newline + 1)
+            at += len(data)
+        self._scanned = at
+        return self._advance(b"", at) if is_final else None
+
+    def _advance(self, data: bytes, end_offset: int) -> Chunk:
+        chunk = Chunk(
+            stream=self.stream,
+            start_offset=self.offset,
+            end_offset=end_offset,
+            data=data,
+            is_oversized=not data,
+        )
+        if self.stream.head_bytes < HEAD_BYTES:
+            head = os.pread(self._descriptor, min(HEAD_BYTES, end_offset), 0)
+            self.stream.head_bytes = len(head)
+            self.stream.head_digest = digest(head)
+        self.offset = end_offset
+        self._scanned = 0
+        return chunk

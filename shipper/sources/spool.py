@@ -1,0 +1,290 @@
+"""
+Standard input, made rewindable: what is read is appended to segments in the state directory, and shipped from there.
+
+A segment is named after its stream id and holds the bytes as they came. From here on it is a file like any other, with
+offsets and a checkpoint, so a crash loses nothing that was read. A segment is deleted when its checkpoint has passed
+its end.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectSendStream
+from anyio.to_thread import run_sync
+
+from shipper.records import Chunk, Stream
+from shipper.sources.reader import READ_BYTES, StreamReader
+
+log = structlog.get_logger("sources")
+
+_PUMP_BYTES: Final = 1 << 20
+_PIPE_BYTES: Final = 1 << 20
+_FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
+_FULL_DISK_PAUSE_S: Final = 1.0
+
+
+@dataclass(eq=False)
+class _Segment:
+    """A file of the spool; `is_closed` when nothing will be appended, `is_read` when it was read to its end."""
+
+    stream: Stream
+    path: Path
+    size: int
+    is_closed: bool = False
+    is_read: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_read and self.stream.checkpoint >= self.size
+
+
+class Spool:
+    """
+    Ships standard input through segments.
+
+    Args:
+        directory: Made (0700) if need be.
+        descriptor: Standard input: a pipe, a terminal, a socket or a file.
+        known: The spool streams of the state store; those without a segment are done.
+        next_stream_id: Gives an id that was never given.
+        max_bytes: When so much waits on disk, reading waits.
+        fsync: When appended bytes are forced to disk; they survive a crash of the process in any case.
+        forget: Called in a worker thread with the ids of streams whose segment was deleted.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        descriptor: int,
+        *,
+        known: Iterable[Stream],
+        next_stream_id: Callable[[], int],
+        forget: Callable[[Iterable[int]], None],
+        max_record_bytes: int,
+        max_bytes: int,
+        segment_bytes: int,
+        fsync: Literal["always", "interval", "never"],
+        fsync_interval_s: float,
+        now: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._directory = directory
+        self._input = descriptor
+        self._next_stream_id = next_stream_id
+        self._forget = forget
+        self._max_record_bytes = max_record_bytes
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._fsync = fsync
+        self._fsync_interval_s = fsync_interval_s
+        self._now = now
+        self._synced_at = 0.0
+        self._changed = anyio.Event()
+        self._output = -1
+        self._unwritten = b""
+        self._open_line_bytes = 0
+        self._has_input_ended = False
+        self.is_exhausted = False
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._segments = self._recover({stream.stream_id: stream for stream in known})
+
+    def __repr__(self) -> str:
+        return f"<Spool {len(self._segments)} segments, {self.spooled_bytes} bytes>"
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Bytes on disk that are not settled, or whose segment is not."""
+        return sum(segment.size for segment in self._segments)
+
+    def _recover(self, known: dict[int, Stream]) -> list[_Segment]:
+        """Take over what an earlier process read and did not settle."""
+        segments = []
+        for path in sorted(self._directory.glob("*.ndjson")):
+            stream_id = int(path.stem)
+            stream = known.pop(stream_id, None) or Stream(stream_id=stream_id, kind="spool", path=str(path))
+            segments.append(_Segment(stream, path, path.stat().st_size, is_closed=True))
+        self._forget(known)
+        if unsettled := sum(segment.size - segment.stream.checkpoint for segment in segments):
+            log.info("spool_recovered", segments=len(segments), unsettled_bytes=unsettled)
+        return segments
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Spool the input to its end while sending the chunks of all segments."""
+        try:
+            async with anyio.create_task_group() as both:
+                both.start_soon(self._fill)
+                await self._read_segments(chunks_tx)
+        finally:
+            self._close_segment()
+        self.is_exhausted = True
+
+    # Input to segments ------------------------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        can_wait = not stat.S_ISREG(os.fstat(self._input).st_mode)
+        if can_wait:
+            _widen_pipe(self._input)
+        while not self._has_input_ended:
+            while self.spooled_bytes >= self._max_bytes:
+                await self._changed.wait()
+            if can_wait and not self._unwritten:
+                try:
+                    await anyio.wait_readable(self._input)
+                except PermissionError:  # a device that cannot be waited for, such as /dev/null
+                    can_wait = False
+            try:
+                await run_sync(partial(self._pump, can_wait=can_wait))
+            except OSError as error:
+                if error.errno not in _FULL_DISK:
+                    raise
+                log.warning("spool_disk_full", directory=str(self._directory), error=error.strerror)
+                await anyio.sleep(_FULL_DISK_PAUSE_S)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for the spool to grow or to shrink."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _pump(self, *, can_wait: bool) -> None:
+        """Move what there is to read, but at most `_PUMP_BYTES`, so that a thread never hangs in a read."""
+        self._write()
+        readable = select.poll()
+        if can_wait:
+            readable.register(self._input, select.POLLIN)
+        moved = 0
+        while moved < _PUMP_BYTES and (not can_wait or readable.poll(0)):
+            data = os.read(self._input, READ_BYTES)
+            if not data:
+                if self._open_line_bytes:
+                    self._unwritten = b"\n"  # the end of the input ends its last line
+                    self._write()
+                self._close_segment()
+                self._has_input_ended = True
+                return
+            moved += len(data)
+            self._unwritten = self._bound_line(data)
+            self._write()
+        if self._fsync == "always" or (
+            self._fsync == "interval" and self._now() - self._synced_at >= self._fsync_interval_s
+        ):
+            self._sync()
+
+    def _bound_line(self, data: bytes) -> bytes:
+        """
+        Cut what an endless line has too much.
+
+        One byte over the limit is kept, so that the codec finds it oversized.
+        """
+        first = data.find(b"\n")
+        part = len(data) if first < 0 else first
+        room = max(0, self._max_record_bytes + 1 - self._open_line_bytes)
+        if first < 0:
+            self._open_line_bytes += part
+        else:
+            self._open_line_bytes = len(data) - data.rfind(b"\n") - 1
+        return data if part <= room else data[:room] + data[part:]
+
+    def _write(self) -> None:
+        """Append the unwritten bytes; a segment that is full ends at a newline."""
+        while self._unwritten:
+            if self._output < 0:
+                self._open_segment()
+            segment = self._segments[-1]
+            piece = self._unwritten
+            if segment.size + len(piece) > self._segment_bytes:
+                end = piece.rfind(b"\n") + 1
+                if 0 < end < len(piece):
+                    piece = piece[:end]
+            written = os.write(self._output, piece)
+            segment.size += written
+            self._unwritten = self._unwritten[written:]
+            if segment.size >= self._segment_bytes and piece.endswith(b"\n") and written == len(piece):
+                self._close_segment()
+
+    def _open_segment(self) -> None:
+        stream_id = self._next_stream_id()
+        path = self._directory / f"{stream_id:012d}.ndjson"
+        self._output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._segments.append(_Segment(Stream(stream_id=stream_id, kind="spool", path=str(path)), path, 0))
+
+    def _sync(self) -> None:
+        if self._output >= 0 and self._fsync != "never":
+            os.fdatasync(self._output)
+            self._synced_at = self._now()
+
+    def _close_segment(self) -> None:
+        if self._output >= 0:
+            self._sync()
+            os.close(self._output)
+            self._output = -1
+            self._segments[-1].is_closed = True
+
+    # Segments to chunks -----------------------------------------------------------------------------------------
+
+    async def _read_segments(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        while True:
+            changed = self._changed
+            has_input_ended = self._has_input_ended
+            segment = next((segment for segment in self._segments if not segment.is_read), None)
+            if segment is not None:
+                await self._read_segment(segment, chunks_tx)
+                segment.is_read = True
+            elif has_input_ended:
+                return
+            else:
+                await changed.wait()
+
+    async def _read_segment(self, segment: _Segment, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
+        reader = StreamReader(descriptor, segment.stream, segment.path)
+        try:
+            while True:
+                changed = self._changed
+                is_closed = segment.is_closed
+                chunk = await run_sync(partial(reader.read, is_final=is_closed))
+                if chunk is not None:
+                    await chunks_tx.send(chunk)
+                elif is_closed:
+                    return
+                else:
+                    await changed.wait()
+        finally:
+            reader.close()
+
+    async def after_save(self) -> None:
+        """Delete the segments that are settled, and make room for more."""
+        settled = [segment for segment in self._segments if segment.is_settled]
+        if settled:
+            await run_sync(self._delete, settled)
+            self._segments = [segment for segment in self._segments if segment not in settled]
+            self._tell()
+
+    def _delete(self, segments: list[_Segment]) -> None:
+        for segment in segments:
+            segment.path.unlink(missing_ok=True)
+        self._forget([segment.stream.stream_id for segment in segments])
+
+
+def _widen_pipe(descriptor: int) -> None:
+    """Ask for a larger pipe: fewer turns between the producer and us. Refused or no pipe: no matter."""
+    import fcntl
+
+    with suppress(OSError, AttributeError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+
+def youngest_segment_id(directory: Path) -> int:
+    """Tell the greatest stream id among the segments; 0 if there are none."""
+    return max((int(path.stem) for path in directory.glob("*.ndjson")), default=0)

@@ -1,0 +1,81 @@
+"""
+Which spans are settled, and how far each stream is settled without a gap. Pure bookkeeping: no I/O, no await.
+
+A later success never hides an earlier open end: the watermark of a stream is the end of its contiguous settled
+prefix, and only what lies before it is handed to the store.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shipper.records import Batch, Checkpoint, Rejection, Span, Stream, Totals
+
+
+class Acks:
+    """Follows every span from the codec to its settlement, and counts."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, deque[Span]] = {}
+        self._totals = Totals()
+        self.open_spans = 0
+        self.reasons: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<Acks {self.open_spans} open spans, {self.totals}>"
+
+    @property
+    def totals(self) -> Totals:
+        """What became of the records of this run so far."""
+        return self._totals
+
+    def open(self, span: Span) -> None:
+        """Take note of a span; the spans of one stream come in the order of their offsets."""
+        spans = self._open.setdefault(span.stream.stream_id, deque())
+        assert not spans or spans[-1].end_offset <= span.start_offset
+        spans.append(span)
+        self.open_spans += 1
+        self._totals.read += span.records
+        self._totals.duplicates += span.duplicates
+        self._totals.dead_lettered += len(span.rejections)
+        self._totals.pending += span.unsettled
+        for rejection in span.rejections:
+            self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
+
+    def accept(self, batch: Batch) -> None:
+        """Settle a batch that the service took."""
+        for span, events in batch.parts:
+            span.unsettled -= events
+            span.accepted += events
+            assert span.unsettled >= 0
+        self._totals.accepted += batch.events
+        self._totals.pending -= batch.events
+
+    def take(self) -> list[Checkpoint]:
+        """Hand out, once, what has become settled without a gap since the last call; one checkpoint per stream."""
+        checkpoints = []
+        for stream_id, spans in list(self._open.items()):
+            settled = []
+            while spans and not spans[0].unsettled:
+                settled.append(spans.popleft())
+            if settled:
+                self.open_spans -= len(settled)
+                checkpoints.append(_merge(settled[0].stream, settled))
+            if not spans:
+                del self._open[stream_id]
+        return checkpoints
+
+
+def _merge(stream: Stream, spans: list[Span]) -> Checkpoint:
+    rejections: list[Rejection] = []
+    for span in spans:
+        rejections.extend(span.rejections)
+    return Checkpoint(
+        stream=stream,
+        end_offset=spans[-1].end_offset,
+        tail=spans[-1].tail,
+        read=sum(span.records for span in spans),
+        accepted=sum(span.accepted for span in spans),
+        duplicates=sum(span.duplicates for span in spans),
+        rejections=rejections,
+    )

@@ -1,0 +1,48 @@
+"""The state directory: its permissions, and the lock that lets one process use it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from shipper.errors import ConfigError, StateInUseError
+
+
+@contextmanager
+def locked_directory(path: Path) -> Iterator[Path]:
+    """
+    Make the state directory (0700) if need be, and hold its lock.
+
+    The lock is the kernel's (`flock`): it ends with the process, so a crash leaves nothing to clean up. The file's
+    text, the holder's process id, is for the message only.
+
+    Raises:
+        ConfigError: The directory cannot be made or written.
+        StateInUseError: Another process holds it.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {path} ({error.strerror}); name another directory", key="state.directory"
+        ) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise StateInUseError(
+                f"{path} is in use by another shipper (process {holder}); wait for it to end, "
+                "or give this one a state.directory of its own"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        yield path
+    finally:
+        os.close(lock)

@@ -1,0 +1,106 @@
+"""
+Runs the rounds and prints the table.
+
+Exit code 1 if a count is wrong or a row did not run, 0 otherwise: slowness is shown, not punished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from . import rows, table
+from .measure import Measurement, Pinning, RowError, find_pinning, run_row, running_server
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """Read the flags."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Throughput, row by row.")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds over all rows; medians are shown (5)")
+    parser.add_argument("--events", type=int, default=500_000, help="events in the sample file (500000)")
+    parser.add_argument("--rows", default=",".join(rows.NAMES), help="which rows, by commas (%(default)s)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="the server waits so long with each answer")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="save every measurement there")
+    args = parser.parse_args(argv)
+    args.rows = [name for name in args.rows.split(",") if name]
+    if unknown := set(args.rows) - set(rows.NAMES):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(rows.NAMES)}")
+    if args.rounds < 1 or args.events < 1:
+        parser.error("--rounds and --events start at 1")
+    return args
+
+
+def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[Measurement]], dict[str, str]]:
+    """
+    Run the rounds; a row that failed is not run again.
+
+    Returns:
+        The measurements of the rows that ran, and the reason for each one that failed.
+    """
+    runs: dict[str, list[Measurement]] = {}
+    failed: dict[str, str] = {}
+    sample = rows.sample_file(args.events)
+    with running_server(pinning.server, args.latency_ms) as server:
+        bench = rows.Bench(sample, server.url)
+        for number in range(1, args.rounds + 1):
+            for name in [name for name in args.rows if name not in failed]:
+                print(f"round {number} of {args.rounds}: {name}", file=sys.stderr, flush=True)
+                try:
+                    with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
+                        command = [*pinning.row, *rows.command(name, bench, Path(directory))]
+                        run = run_row(command, events=args.events, server=server, sends=name != "codec")
+                    runs.setdefault(name, []).append(run)
+                except RowError as error:
+                    failed[name] = str(error)
+                    runs.pop(name, None)
+    return runs, failed
+
+
+def main(argv: list[str]) -> int:
+    """Measure, print, save. Returns the exit code."""
+    args = parse(argv)
+    pinning = find_pinning()
+    try:
+        runs, failed = measure(args, pinning)
+    except RowError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+
+    machine = table.machine()
+    command = shlex.join(["python", "-m", "tests.bench", *argv])
+    libraries = ", ".join(f"{name} {number}" for name, number in machine["libraries"].items())
+    print(f"\n{command}")
+    print(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {pinning.describe()}")
+    print(f"{machine['python']}; {libraries}")
+    print(f"{args.events:,} events, median of {args.rounds}; latency of the server {args.latency_ms:g} ms\n")
+    if runs:
+        print(table.render(runs, args.events))
+    print()
+    for line in table.targets(runs, args.events):
+        print(line)
+    for name, reason in failed.items():
+        print(f"FAILED        {name}: {reason}")
+
+    if args.json:
+        document = {
+            "command": command,
+            "machine": machine,
+            "pinning": pinning.describe(),
+            "events": args.events,
+            "rounds": args.rounds,
+            "latency_ms": args.latency_ms,
+            "events_per_second": table.median_rates(runs, args.events),
+            "runs": {name: [asdict(run) for run in row] for name, row in runs.items()},
+            "failed": failed,
+        }
+        args.json.write_text(json.dumps(document, indent=2) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

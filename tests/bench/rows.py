@@ -1,0 +1,84 @@
+"""The rows of the table: what each one runs, and the sample file that all of them read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .measure import ROOT, RowError, clean_environment
+
+SHIPPER: Final = Path(sys.executable).with_name("shipper")
+INTAKE_PATH: Final = "/dim/v1/player/activities"
+NAMES: Final = ("floor", "codec", "backfill", "pipe", "naive")
+
+
+@dataclass
+class Bench:
+    """What the commands need to know."""
+
+    sample: Path
+    base_url: str
+
+
+def command(name: str, bench: Bench, directory: Path) -> list[str]:
+    """
+    The command line of a row.
+
+    Args:
+        directory: Fresh and empty; configuration and state of `shipper` go there.
+    """
+    sample = str(bench.sample)
+    if name == "codec":
+        return [sys.executable, "-m", "tests.bench.codec_row", sample]
+    if name in ("floor", "naive"):
+        return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.base_url + INTAKE_PATH]
+    config = str(write_config(bench, directory))
+    if name == "backfill":
+        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", sample]
+    assert name == "pipe", name
+    # The shell waits for both, so that the CPU time of `cat` is in the account too.
+    line = 'cat "$1" | "$2" pipe --config "$3" --summary json'
+    return ["/bin/sh", "-c", line, "sh", sample, str(SHIPPER), config]
+
+
+def write_config(bench: Bench, directory: Path) -> Path:
+    """Write the smallest configuration that ships: everything else is the default."""
+    path = directory / "shipper.toml"
+    state = json.dumps(str(directory / "state"))  # a JSON string is a TOML string
+    path.write_text(
+        f'[intake]\nbase_url = "{bench.base_url}"\nsubscription_key = "bench"\ntoken = "bench"\n\n'
+        f"[state]\ndirectory = {state}\n"
+    )
+    return path
+
+
+def sample_file(events: int) -> Path:
+    """
+    The sample events; made on the first use, then kept.
+
+    Raises:
+        RowError: `shipper sample` failed, or the file does not hold this many lines.
+    """
+    path = ROOT / ".bench" / f"events-{events}.ndjson"
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        partial = path.with_suffix(".partial")
+        make = [str(SHIPPER), "sample", "--count", str(events), "--seed", "1"]
+        if not SHIPPER.exists():
+            raise RowError(f"{SHIPPER} is missing; `make setup` installs it")
+        with partial.open("wb") as file:
+            done = subprocess.run(make, stdout=file, stderr=subprocess.PIPE, env=clean_environment())
+        if done.returncode:
+            partial.unlink()
+            last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            raise RowError(f"`{' '.join(make)}` ended with exit code {done.returncode}: {last}")
+        partial.replace(path)
+    with path.open("rb") as file:
+        lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    if lines != events:
+        raise RowError(f"{path} holds {lines:,} lines; delete it to have it made anew")
+    return path

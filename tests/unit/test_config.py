@@ -1,0 +1,603 @@
+"""Settings: layers, bounds, rules between keys, secrets, and the two commands that are made from the types."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shipper.cli import config as cli
+from shipper.config import (
+    NOT_YET,
+    BatchSettings,
+    DeliverySettings,
+    EndpointSettings,
+    LiteralSecret,
+    SecretReference,
+    Settings,
+    default_state_directory,
+    literal_secrets,
+    load_settings,
+    require_endpoint,
+    resolve_secret,
+)
+from shipper.errors import ConfigError
+from shipper.settings_schema import expectation, leaves
+from shipper.settings_sources import USUAL_FILES, decode_custom
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "config").glob("*.toml"))
+CANARY = "canary-4f1d"
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shipper.settings_sources.USUAL_FILES", (USUAL_FILES[0], tmp_path / "etc/shipper.toml"))
+    for name in [name for name in os.environ if name.startswith(("SHIPPER_", "XDG_STATE_HOME"))]:
+        monkeypatch.delenv(name)
+
+
+def load(
+    toml: str | None = None,
+    environ: dict[str, str] | None = None,
+    overrides: tuple[str, ...] = (),
+    flags: dict[str, Any] | None = None,
+) -> Settings:
+    path = None
+    if toml is not None:
+        path = Path("given.toml")
+        path.write_text(toml, encoding="utf-8")
+    return load_settings(config_path=path, environ=environ or {}, overrides=overrides, flags=flags)
+
+
+def refused(*args: Any, **kwargs: Any) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(*args, **kwargs)
+    assert caught.value.exit_code == 2
+    return caught.value
+
+
+# --- layers ---
+
+
+def test_nothing_written_gives_the_defaults() -> None:
+    settings = load(environ={"HOME": "/home/x", "XDG_STATE_HOME": "/state"})
+    assert settings.intake is None
+    assert settings.report is None
+    assert settings.batch == BatchSettings()
+    assert settings.delivery.senders == 8
+    assert settings.state.directory == Path("/state/shipper")
+
+
+def test_every_layer_goes_before_the_one_below_it() -> None:
+    toml = "[batch]\nmax_events = 1\nmax_bytes = 900001\nlinger_seconds = 1.5\nunique_consumers = false"
+    environ = {
+        "SHIPPER__BATCH__MAX_EVENTS": "2",
+        "SHIPPER__BATCH__MAX_BYTES": "900002",
+        "SHIPPER__BATCH__LINGER_SECONDS": "2.5",
+    }
+    overrides = ("batch.max_events=3", "batch.max_bytes=900003")
+    batch = load(toml, environ, overrides, {"batch.max_events": 4, "batch.max_bytes": None}).batch
+    assert batch == BatchSettings(max_events=4, max_bytes=900_003, linger_seconds=2.5, unique_consumers=False)
+
+
+def test_the_last_of_two_equal_overrides_wins() -> None:
+    assert load(overrides=("batch.max_events=3", "batch.max_events=5")).batch.max_events == 5
+
+
+def test_a_higher_layer_replaces_the_whole_secret() -> None:
+    toml = '[intake]\nbase_url = "https://h"\ntoken = { file = "/f", allow_group_readable = true }'
+    settings = load(toml, {"SHIPPER__INTAKE__TOKEN__ENV": "NAME"})
+    assert settings.intake is not None
+    assert settings.intake.token == SecretReference(env="NAME")
+
+
+def test_one_layer_may_write_a_secret_in_pieces() -> None:
+    environ = {
+        "SHIPPER__INTAKE__BASE_URL": "https://h",
+        "SHIPPER__INTAKE__TOKEN__FILE": "/f",
+        "SHIPPER__INTAKE__TOKEN__ALLOW_GROUP_READABLE": "true",
+    }
+    settings = load(environ=environ)
+    assert settings.intake is not None
+    assert settings.intake.token == SecretReference(file="/f", allow_group_readable=True)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("input.include=['a*', \"b\"]", ("a*", "b")),
+        ("input.include=[]", ()),
+        ('state.directory="0123"', '"0123"'),
+        ("state.directory=0123", "0123"),
+        ("batch.unique_consumers=false", False),
+        ("delivery.concurrency=3", 3),
+        ("batch.linger_seconds=2", 2.0),
+        ("log={level='debug'}", "debug"),
+    ],
+)
+def test_text_becomes_the_type_of_its_key(override: str, expected: object) -> None:
+    settings = load(overrides=(override,))
+    section, _, name = override.split("=")[0].partition(".")
+    value = getattr(getattr(settings, section), name or "level")
+    assert (value.name if isinstance(value, Path) else value) == expected
+
+
+def test_an_address_in_brackets_is_text() -> None:
+    assert "[::1]:9464" in refused(overrides=("admin.listen=[::1]:9464",)).message
+
+
+def test_flags_may_hold_paths() -> None:
+    settings = load(flags={"input.include": [Path("a"), "b"], "state.directory": Path("s")})
+    assert settings.input.include == ("a", "b")
+    assert settings.state.directory == Path.cwd() / "s"
+
+
+# --- the file ---
+
+
+def test_the_file_is_found_in_the_usual_places_in_their_order(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/shipper.toml").write_text("[batch]\nmax_events = 1")
+    assert load().batch.max_events == 1
+    Path("shipper.toml").write_text("[batch]\nmax_events = 2")
+    assert load().batch.max_events == 2
+    Path("named.toml").write_text("[batch]\nmax_events = 3")
+    assert load(environ={"SHIPPER_CONFIG": "named.toml"}).batch.max_events == 3
+    assert load("[batch]\nmax_events = 4", {"SHIPPER_CONFIG": "named.toml"}).batch.max_events == 4
+
+
+def test_a_named_file_must_exist() -> None:
+    assert refused(environ={"SHIPPER_CONFIG": "none.toml"}).source == "none.toml"
+    with pytest.raises(ConfigError, match=r"gone\.toml: the file does not exist"):
+        load_settings(config_path=Path("gone.toml"), environ={})
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    assert "directory" in refused(environ={"SHIPPER_CONFIG": str(tmp_path)}).message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_an_unreadable_file_is_an_error_also_where_it_was_not_named() -> None:
+    Path("shipper.toml").touch(0o000)
+    assert str(refused()) == "shipper.toml: cannot be read: Permission denied"
+
+
+def test_broken_toml_names_file_and_line() -> None:
+    error = refused("[batch]\nmax_events = \n")
+    assert error.source == "given.toml"
+    assert "line 2" in error.message
+
+
+def test_a_file_that_is_not_text_is_refused_without_showing_it() -> None:
+    Path("shipper.toml").write_bytes(f'token = "{CANARY}\xe9"'.encode("latin-1"))
+    error = refused()
+    assert "UTF-8" in error.message
+    assert CANARY not in repr((error, error.__cause__))
+
+
+def test_a_byte_order_mark_is_no_obstacle() -> None:
+    assert load("\ufeff[batch]\nmax_events = 7").batch.max_events == 7
+
+
+# --- what is wrong, where, and what to do ---
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "says"),
+    [
+        ("[batch]\nmax_events = 0", "batch.max_events", "0: expected a whole number, at least 1"),
+        ("[batch]\nmax_events = true", "batch.max_events", "True: expected a whole number"),
+        ("[batch]\nmax_events = '10'", "batch.max_events", "'10': expected a whole number"),
+        ("[batch]\nlinger_seconds = nan", "batch.linger_seconds", "nan"),
+        ("[batch]\nlinger_seconds = 1979-05-27", "batch.linger_seconds", "expected a number"),
+        ("[delivery]\nretry_max_seconds = inf", "delivery.retry_max_seconds", "inf"),
+        ("[delivery]\nconcurrency = 257", "delivery.concurrency", "at most 256"),
+        ("[delivery]\nconcurrency = 'adaptiv'", "delivery.concurrency", "did you mean adaptive?"),
+        ("[log]\nlevel = 'warn'", "log.level", "did you mean warning?"),
+        ("[input]\ninclude = 'a'", "input.include", "expected a list"),
+        ("[input]\ninclude = [1]", "input.include", "expected a list"),
+        ("[state]\ndirectory = ''", "state.directory", "expected a path"),
+        ("[batch]\nmax_event = 1", "batch.max_event", "did you mean batch.max_events?"),
+        ("[log]\nmax_events = 1", "log.max_events", "did you mean batch.max_events?"),
+        ("[bacth]\nmax_events = 1", "bacth", "did you mean batch?"),
+        ("max_events = 1", "max_events", "did you mean batch.max_events?"),
+        ("xyzzy = 1", "xyzzy", "no such key"),
+        ("batch = 1", "batch", "is a section"),
+        ("[[batch]]\nmax_events = 1", "batch", "is a section"),
+        ("[intake]\nallow_plaintext = true", "intake.base_url", "is missing"),
+        ("[input]\nmax_record_bytes = 1000000", "batch.max_bytes", "1000039"),
+        ("[delivery]\nretry_max_seconds = 0.25", "delivery.retry_initial_seconds", "0.25"),
+        ("[spool]\nmax_bytes = 100", "spool.segment_bytes", "spool.max_bytes"),
+    ],
+)
+def test_an_error_names_key_source_and_limit(toml: str, key: str, says: str) -> None:
+    error = refused(toml)
+    assert (error.key, error.source) == (key, "given.toml")
+    assert says in error.message
+
+
+def test_the_source_of_an_error_is_the_layer_that_wrote_it() -> None:
+    assert refused(environ={"SHIPPER__BATCH__MAX_EVENTS": "0"}).source == "environment SHIPPER__BATCH__MAX_EVENTS"
+    assert refused(environ={"SHIPPER__BATHC": "0"}).source == "environment SHIPPER__BATHC"
+    assert refused("[batch]\nmax_events = 5", overrides=("batch.max_events=0",)).source == "--set batch.max_events=…"
+    assert refused(flags={"batch.max_events": 0}).source == "command line"
+    # The rule is broken by the one that was written, although its error names the other key.
+    error = refused(environ={"SHIPPER__INPUT__MAX_RECORD_BYTES": "2000000"})
+    assert (error.key, error.source) == ("batch.max_bytes", "environment SHIPPER__INPUT__MAX_RECORD_BYTES")
+
+
+def test_the_largest_batch_may_be_just_the_longest_record_and_its_envelope() -> None:
+    assert load(overrides=("input.max_record_bytes=961", "batch.max_bytes=1000")).batch.max_bytes == 1000
+    assert "1001" in refused(overrides=("input.max_record_bytes=962", "batch.max_bytes=1000")).message
+
+
+def test_an_override_without_a_value_is_refused_without_showing_it() -> None:
+    assert CANARY not in str(refused(overrides=(CANARY,)))
+
+
+def test_rules_hold_for_sections_that_are_built_directly() -> None:
+    with pytest.raises(ConfigError, match="retry_max_seconds"):
+        DeliverySettings(retry_initial_seconds=2, retry_max_seconds=1)
+
+
+# --- not available yet ---
+
+
+@pytest.mark.parametrize("key", [key for key, works in NOT_YET.items() if not works])
+def test_a_key_without_its_feature_is_refused_when_written(key: str) -> None:
+    error = refused(overrides=(f"{key}=1",))
+    assert error.key == key or key.endswith("oauth2")
+    assert "not available yet" in error.message or key.endswith("oauth2")
+    assert error.source == f"--set {key}=…"
+
+
+def test_a_section_without_its_feature_is_refused_when_written() -> None:
+    error = refused('[intake]\nbase_url = "https://h"\noauth2 = { client_id = "x" }')
+    assert (error.key, error.message) == ("intake.oauth2", "is not available yet: remove it")
+
+
+@pytest.mark.parametrize(
+    ("override", "way_out"),
+    [
+        ("input.format=csv", "use 'ndjson'"),
+        ("records.mode=normalize", "use 'strict'"),
+        ("delivery.concurrency=adaptive", "use a whole number"),
+        ("delivery.drain=until_idle", "use 'input'"),
+        ("admin.listen=127.0.0.1:9464", "use ''"),
+    ],
+)
+def test_a_value_without_its_feature_is_refused_with_one_that_works(override: str, way_out: str) -> None:
+    error = refused(overrides=(override,))
+    assert error.key == override.split("=")[0]
+    assert "not available yet" in error.message
+    assert way_out in error.message
+
+
+@pytest.mark.parametrize(
+    "override", ["input.format=ndjson", "records.mode=strict", "delivery.concurrency=8", "admin.listen="]
+)
+def test_a_value_that_works_may_be_written(override: str) -> None:
+    load(overrides=(override,))
+
+
+def test_the_table_of_the_unavailable_speaks_of_existing_keys_and_spares_their_defaults() -> None:
+    known = {leaf.key: leaf for leaf in leaves(Settings)}
+    for key, works in NOT_YET.items():
+        if works:
+            default = known[key].default
+            assert any(isinstance(default, work) if isinstance(work, type) else default == work for work in works)
+        else:
+            assert key in known or key.endswith((".oauth2", ".command"))
+
+
+def test_all_keys_decode_whether_available_or_not() -> None:
+    everything = {
+        "intake": {
+            "base_url": "https://h",
+            "token": {"command": ["get", "token"]},
+            "oauth2": {"token_url": "https://t", "client_id": "c", "client_secret": "s", "grant": "password"},
+        },
+        "records": {"mode": "normalize", "relax": ["ip"], "mapping": {"IP": "ip"}},
+        "delivery": {"concurrency": "adaptive", "max_concurrency": 5},
+    }
+
+    settings = msgspec.convert(everything, Settings, dec_hook=decode_custom)
+    assert settings.delivery.senders == 5
+    assert literal_secrets(settings) == ["intake.oauth2.client_secret"]
+
+
+# --- addresses ---
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("https://intake.example.com", "https://intake.example.com"),
+        ("https://intake.example.com:8443/", "https://intake.example.com:8443"),
+        ("HTTPS://intake.example.com", "https://intake.example.com"),
+        ("http://localhost:1/", "http://localhost:1"),
+        ("http://127.8.8.8", "http://127.8.8.8"),
+        ("http://[::1]:80", "http://[::1]:80"),
+    ],
+)
+def test_an_address_is_kept_without_its_trailing_slash(written: str, kept: str) -> None:
+    assert EndpointSettings(base_url=written).base_url == kept
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "",
+        "intake.example.com",
+        "ftp://h",
+        "https://",
+        "https://h/api",
+        "https://h?x=1",
+        "https://h#",
+        "https://h:99999",
+        "https://h h",
+        "https://h\n",
+        "https://[::1",
+        "http://intake.example.com",
+        "http://10.0.0.1",
+        "http://127.0.0.1.example.com",
+        "http://localhost.example.com",
+    ],
+)
+def test_an_address_that_will_not_do_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        EndpointSettings(base_url=written)
+    assert caught.value.key == "base_url"
+
+
+def test_plaintext_to_elsewhere_must_be_allowed() -> None:
+    assert EndpointSettings(base_url="http://gateway.internal", allow_plaintext=True).base_url == (
+        "http://gateway.internal"
+    )
+
+
+def test_credentials_in_an_address_are_refused_and_not_shown() -> None:
+    error = refused(overrides=(f"intake.base_url=https://user:{CANARY}@h",))
+    assert error.key == "intake.base_url"
+    assert CANARY not in str(error)
+
+
+def test_what_a_command_cannot_do_without_is_named() -> None:
+    with pytest.raises(ConfigError, match="intake: is missing"):
+        require_endpoint(load(), "intake")
+    with pytest.raises(ConfigError, match=r"intake\.token: is missing"):
+        require_endpoint(load('[intake]\nbase_url = "https://h"\nsubscription_key = { env = "K" }'), "intake")
+
+
+# --- secrets ---
+
+
+def written_secret(value: str, *, mode: int = 0o600) -> Path:
+    path = Path("secret")
+    path.write_bytes(value.encode())
+    path.chmod(mode)
+    return path
+
+
+def test_a_secret_comes_from_environment_file_or_settings() -> None:
+    assert resolve_secret(SecretReference(env="NAME"), key="k", environ={"NAME": "value"}) == "value"
+    assert resolve_secret(SecretReference(file=str(written_secret("value\r\n"))), key="k") == "value"
+    assert resolve_secret(LiteralSecret("value"), key="k") == "value"
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_SECRET", "value")
+    assert resolve_secret(SecretReference(env="SOME_SECRET"), key="k") == "value"
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        (SecretReference(env="NOT_SET"), "environment variable NOT_SET is not set"),
+        (SecretReference(file="gone"), "No such file"),
+        (SecretReference(file="."), "not a regular file"),
+        (SecretReference(file="nul\0"), "null"),
+        (SecretReference(command=("x",)), "not available yet"),
+    ],
+)
+def test_a_secret_that_cannot_be_had_names_key_and_place(reference: SecretReference, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        resolve_secret(reference, key="intake.token", environ={})
+    assert caught.value.key == "intake.token"
+
+
+def test_a_pipe_in_the_place_of_a_secret_does_not_block() -> None:
+    os.mkfifo("pipe", 0o600)
+    with pytest.raises(ConfigError, match="not a regular file"):
+        resolve_secret(SecretReference(file="pipe"), key="k")
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_allowed", "is_refused"),
+    [
+        (0o600, False, False),
+        (0o400, False, False),
+        (0o640, False, True),
+        (0o640, True, False),
+        (0o620, True, True),
+        (0o604, True, True),
+        (0o644, False, True),
+    ],
+)
+def test_a_secret_that_others_can_read_is_refused(mode: int, is_allowed: bool, is_refused: bool) -> None:
+    path = written_secret("value", mode=mode)
+    reference = SecretReference(file=str(path), allow_group_readable=is_allowed)
+    if not is_refused:
+        assert resolve_secret(reference, key="k") == "value"
+        return
+    with pytest.raises(ConfigError, match=rf"mode {mode:04o}\); run: chmod 600 secret"):
+        resolve_secret(reference, key="k")
+
+
+@pytest.mark.parametrize("unfit", ["", "\n", "a\nb", "a\tb", "a\x7f", "a\x85", " a", "a ", "a€", "x" * 70_000])
+def test_a_secret_that_no_header_can_carry_is_refused_without_showing_it(unfit: str) -> None:
+    value = unfit.replace("a", CANARY)
+    with pytest.raises(ConfigError) as caught:
+        resolve_secret(SecretReference(file=str(written_secret(value))), key="k")
+    assert CANARY not in repr((caught.value, caught.value.__cause__))
+
+
+def test_a_secret_that_is_not_utf_8_is_refused_without_showing_it() -> None:
+    path = written_secret("")
+    path.write_bytes(CANARY.encode() + b"\xff")
+    with pytest.raises(ConfigError, match="UTF-8") as caught:
+        resolve_secret(SecretReference(file=str(path)), key="k")
+    assert CANARY not in repr((caught.value, caught.value.__cause__))
+
+
+@pytest.mark.parametrize(
+    "toml",
+    [
+        "token = {}",
+        f"token = {{ env = '{CANARY}' }}",  # the secret itself in the place of the variable's name
+        "token = { env = 'A', file = '/b' }",
+        "token = { evn = 'A' }",
+        "token = { env = 5 }",
+        "token = { env = 'A', allow_group_readable = true }",
+        f"token = ['{CANARY}']",
+        "token = 12345678",
+    ],
+)
+def test_a_malformed_secret_is_refused_without_showing_it(toml: str) -> None:
+    error = refused(f'[intake]\nbase_url = "https://h"\n{toml}')
+    assert (error.key, error.source) == ("intake.token", "given.toml")
+    assert CANARY not in str(error)
+    assert "12345678" not in str(error)
+
+
+def test_a_literal_secret_is_never_shown_and_deserves_a_warning() -> None:
+    toml = f'[intake]\nbase_url = "https://h"\ntoken = "{CANARY}"\nsubscription_key = {{ env = "K" }}'
+    settings = load(toml)
+    assert CANARY not in f"{settings!r}{settings}"
+    assert literal_secrets(settings) == ["intake.token"]
+    for text in (f"{{{CANARY}", f"[{CANARY}"):
+        assert CANARY not in str(refused(environ={"SHIPPER__INTAKE__TOKEN": text}))
+
+
+# --- state directory ---
+
+
+def test_the_state_directory_depends_on_who_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert default_state_directory({"HOME": "/home/x"}) == Path("/home/x/.local/state/shipper")
+    assert default_state_directory({"HOME": "/home/x", "XDG_STATE_HOME": "/s"}) == Path("/s/shipper")
+    assert default_state_directory({"HOME": "/home/x", "XDG_STATE_HOME": "rel"}) == Path("/home/x/.local/state/shipper")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert default_state_directory({"HOME": "/root"}) == Path("/var/lib/shipper")
+
+
+def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    assert load(overrides=("state.directory=~/s",)).state.directory == Path("/home/x/s")
+
+
+# --- the types as documentation ---
+
+
+def test_every_key_is_described() -> None:
+    for leaf in leaves(Settings):
+        assert leaf.meta.description, leaf.key
+        assert expectation(leaf), leaf.key
+        assert leaf.section.__doc__, leaf.key
+
+
+def test_every_default_is_a_value_that_could_be_written() -> None:
+    for leaf in leaves(Settings):
+        if leaf.default is not msgspec.NODEFAULT and not isinstance(leaf.default, Path) and leaf.default is not None:
+            assert msgspec.convert(leaf.default, leaf.type, dec_hook=lambda _, value: value) == leaf.default, leaf.key
+
+
+# --- commands ---
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.command("init")(cli.init)
+    app.command("show")(cli.show)
+    return app
+
+
+def test_init_writes_a_private_file_and_replaces_none(app: typer.Typer) -> None:
+    assert CliRunner().invoke(app, ["init"]).exit_code == 0
+    path = Path("shipper.toml")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("mine")
+    result = CliRunner().invoke(app, ["init"])
+    assert isinstance(result.exception, ConfigError)
+    assert path.read_text() == "mine"
+    assert CliRunner().invoke(app, ["init", "--force"]).exit_code == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load().intake is not None
+    assert [entry.name for entry in Path().iterdir()] == ["shipper.toml"]
+
+
+def test_init_says_why_it_cannot_write(app: typer.Typer) -> None:
+    for arguments in (["init", "gone/x.toml"], ["init", "gone/x.toml", "--force"]):
+        error = CliRunner().invoke(app, arguments).exception
+        assert isinstance(error, ConfigError)
+        assert str(error) == "gone/x.toml: cannot be written: No such file or directory"
+
+
+def test_init_writes_every_available_key_and_all_of_it_can_be_switched_on(app: typer.Typer) -> None:
+    text = CliRunner().invoke(app, ["init", "-"]).stdout
+    assert load(text).batch == BatchSettings()
+    switched_on = load(re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE))
+    assert switched_on.report is not None
+    assert switched_on.batch == BatchSettings()
+    written = {
+        f"{section}.{name}"
+        for section, keys in tomllib.loads(re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE)).items()
+        for name in keys
+    }
+    available = {leaf.key for leaf in leaves(Settings) if NOT_YET.get(leaf.key) != () and ".oauth2." not in leaf.key}
+    assert written == available
+
+
+def test_show_prints_toml_with_sources_and_without_secrets(app: typer.Typer) -> None:
+    Path("given.toml").write_text(
+        f'[intake]\nbase_url = "https://h/"\ntoken = "{CANARY}"\n[input]\ninclude = ["a \\"b\\" \\\\ \\u007f"]\n'
+    )
+    environ = {"SHIPPER__INTAKE__SUBSCRIPTION_KEY__ENV": "KEY_NAME"}
+    arguments = ["show", "--config", "given.toml", "--set", "batch.max_events=5"]
+    output = CliRunner().invoke(app, arguments, env=environ).stdout
+    shown = tomllib.loads(output)
+    assert CANARY not in output
+    assert shown["intake"]["token"] == "***"
+    assert shown["intake"]["subscription_key"] == {"env": "KEY_NAME"}
+    assert shown["input"]["include"] == ['a "b" \\ \x7f']
+    assert "report" not in shown
+    lines = output.splitlines()
+    assert 'base_url = "https://h"  # given.toml' in lines
+    assert "max_events = 5  # --set batch.max_events=…" in lines
+    assert 'subscription_key = { env = "KEY_NAME" }  # environment SHIPPER__INTAKE__SUBSCRIPTION_KEY__ENV' in lines
+    assert 'format = "ndjson"' in lines
+
+
+def test_what_show_prints_can_be_loaded_again(app: typer.Typer) -> None:
+    output = CliRunner().invoke(app, ["show", "--set", "log.level=debug"]).stdout
+    assert load(output) == load(overrides=("log.level=debug",))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_are_valid_and_hold_no_literal_secret(path: Path) -> None:
+    settings = load_settings(config_path=path, environ={})
+    require_endpoint(settings, "intake")
+    assert literal_secrets(settings) == []
+
+
+def test_there_is_an_example_for_every_way_of_running() -> None:
+    assert {"backfill", "pipe", "sidecar"} <= {path.stem for path in EXAMPLES}
