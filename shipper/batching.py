@@ -52,6 +52,7 @@ class Batcher:
         self._events = 0
         self._parts: list[tuple[Span, int]] = []
         self._event_ids: set[str] = set()
+        self._uncollected_event_ids: list[list[str]] = []
         self._consumer_ids: set[int] = set()
         self._oldest_at: float | None = None
 
@@ -92,17 +93,18 @@ class Batcher:
         if not chunk.event_ids:
             return
         assert len(chunk.event_ids) <= self.room_events
-        consumer_ids = set(chunk.consumer_ids)
-        if self._event_ids.isdisjoint(chunk.distinct_event_ids) and (
-            not self._unique_consumers
-            or (len(consumer_ids) == len(chunk.consumer_ids) and self._consumer_ids.isdisjoint(consumer_ids))
+        consumer_ids = set(chunk.consumer_ids) if self._unique_consumers else set()
+        if (
+            chunk.has_distinct_event_ids
+            and (not self._unique_consumers or len(consumer_ids) == len(chunk.consumer_ids))
+            and (not self._events or self._is_disjoint(chunk.event_ids, consumer_ids))
         ):
             self._lines.append(chunk.lines.replace(b"\n", b","))
             self._bytes += len(chunk.lines) + 1
             self._events += len(chunk.event_ids)
             self._parts.append((chunk.span, len(chunk.event_ids)))
-            self._event_ids |= chunk.distinct_event_ids
-            self._consumer_ids |= consumer_ids
+            self._uncollected_event_ids.append(chunk.event_ids)
+            self._consumer_ids = self._consumer_ids | consumer_ids if self._consumer_ids else consumer_ids
             self._note_arrival(now)
             return
         for line, event_id, consumer_id in zip(
@@ -112,8 +114,19 @@ class Batcher:
             if not self._take_one(event):
                 self._deferred.append(event)
 
+    def _is_disjoint(self, event_ids: list[str], consumer_ids: set[int]) -> bool:
+        self._collect_event_ids()
+        return self._event_ids.isdisjoint(event_ids) and self._consumer_ids.isdisjoint(consumer_ids)
+
+    def _collect_event_ids(self) -> None:
+        """Make the set of ids in the open batch; most batches are of one chunk and never need it."""
+        for event_ids in self._uncollected_event_ids:
+            self._event_ids.update(event_ids)
+        self._uncollected_event_ids.clear()
+
     def _take_one(self, event: _Deferred) -> bool:
         """Put one event into the open batch unless it would stand twice or does not fit."""
+        self._collect_event_ids()
         if (
             self.is_full
             or event.event_id in self._event_ids

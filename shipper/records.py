@@ -110,14 +110,14 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     Attributes:
         lines: Events in the wire form joined by a newline, none at the end; empty if no record was good.
         event_ids, consumer_ids: One each per line, in order.
-        distinct_event_ids: The event ids as a set; each stands once in this chunk.
+        has_distinct_event_ids: Whether it is known that each EventId stands once in this chunk.
     """
 
     span: Span
     lines: bytes
     event_ids: list[str]
     consumer_ids: list[int]
-    distinct_event_ids: set[str]
+    has_distinct_event_ids: bool
 
 
 class Batch(Struct, frozen=True, eq=False, kw_only=True):

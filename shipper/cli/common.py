@@ -57,6 +57,9 @@ def prepare(
 
 def run_async(function: Callable[[], Awaitable[T]]) -> T:
     """Run on the fast event loop where there is one."""
+    import gc
+
     import anyio
 
+    gc.freeze()  # what is loaded by now stays: no collection has to look at it again
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})

@@ -110,11 +110,9 @@ class Codec:
         if columns is None:
             lines, columns, rejections = self._sort_out(lines, chunk.start_offset + start, latest)
         records = len(columns.event_ids) + len(rejections)
-        distinct = set(columns.event_ids)
-        if len(distinct) != len(columns.event_ids) or self._window.has_any(distinct):
+        if not self._window.admit(columns.event_ids):
             lines, columns = self._without_duplicates(lines, columns, chunk.stream.path)
-            distinct = set(columns.event_ids)
-        self._window.add(distinct)
+            self._window.admit(columns.event_ids)
         events = len(columns.event_ids)
         span = Span(
             stream=chunk.stream,
@@ -131,7 +129,7 @@ class Codec:
             lines=lines,
             event_ids=columns.event_ids,
             consumer_ids=columns.consumer_ids,
-            distinct_event_ids=distinct,
+            has_distinct_event_ids=self._window.is_on,
         )
 
     def _cut(self, data: bytes, start: int, room_events: int, room_bytes: int) -> tuple[int, int, bytes]:
@@ -296,7 +294,7 @@ class Codec:
             unsettled=0,
             rejections=[rejection],
         )
-        return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], distinct_event_ids=set())
+        return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], has_distinct_event_ids=True)
 
 
 def _rule_of(message: str) -> tuple[str, str]:

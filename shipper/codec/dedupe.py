@@ -15,18 +15,27 @@ class DedupeWindow:
         self._size = size
         self._young: set[str] = set()
         self._old: set[str] = set()
-
-    def has_any(self, event_ids: set[str]) -> bool:
-        """Tell whether one of the ids was seen."""
-        return not (event_ids.isdisjoint(self._young) and event_ids.isdisjoint(self._old))
+        self.is_on = size > 0
 
     def __contains__(self, event_id: str) -> bool:
         return event_id in self._young or event_id in self._old
 
-    def add(self, event_ids: set[str]) -> None:
-        """Remember the ids; with size 0 the window is off."""
-        if not self._size:
-            return
+    def admit(self, event_ids: list[str]) -> bool:
+        """
+        Remember the ids if each of them is new and stands once; otherwise remember none of them.
+
+        Returns:
+            Whether they were all new. A window of size 0 finds everything new and remembers nothing.
+        """
+        if not self.is_on:
+            return True
+        if not (self._young.isdisjoint(event_ids) and self._old.isdisjoint(event_ids)):
+            return False
         if len(self._young) >= self._size:
             self._old, self._young = self._young, set()
-        self._young |= event_ids
+        before = len(self._young)
+        self._young.update(event_ids)
+        if len(self._young) == before + len(event_ids):
+            return True
+        self._young.difference_update(event_ids)
+        return False

@@ -77,16 +77,22 @@ class Endpoint:
         assert endpoint.token is not None, "require_endpoint was not asked"
         assert endpoint.subscription_key is not None, "require_endpoint was not asked"
         self._base_url = endpoint.base_url
-        self._headers = [
-            (b"Content-Type", b"application/json"),
-            (b"Cache-Control", b"no-cache"),
-            (b"Authorization", b"Bearer " + resolve_secret(endpoint.token, key=f"{section}.token").encode("latin-1")),
-            (
-                b"Ocp-Apim-Subscription-Key",
-                resolve_secret(endpoint.subscription_key, key=f"{section}.subscription_key").encode("latin-1"),
-            ),
-            (b"User-Agent", f"shipper/{__version__}".encode()),
-        ]
+        self._urls: dict[str, httpx.URL] = {}
+        self._headers = httpx.Headers(
+            [
+                (b"Content-Type", b"application/json"),
+                (b"Cache-Control", b"no-cache"),
+                (
+                    b"Authorization",
+                    b"Bearer " + resolve_secret(endpoint.token, key=f"{section}.token").encode("latin-1"),
+                ),
+                (
+                    b"Ocp-Apim-Subscription-Key",
+                    resolve_secret(endpoint.subscription_key, key=f"{section}.subscription_key").encode("latin-1"),
+                ),
+                (b"User-Agent", f"shipper/{__version__}".encode()),
+            ]
+        )
         self._timeouts = {
             "connect": delivery.connect_timeout_seconds,
             "read": delivery.read_timeout_seconds,
@@ -112,9 +118,12 @@ class Endpoint:
             NoAnswerError: Anything between the name lookup and the last byte of the answer went wrong.
         """
         transport = await self._renewed_transport()
+        url = self._urls.get(path)
+        if url is None:
+            url = self._urls[path] = httpx.URL(self._base_url + path)
         request = httpx.Request(
             method,
-            self._base_url + path,
+            url,
             headers=self._headers,
             content=body or None,
             extensions={"timeout": self._timeouts},

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-CHUNK_BYTES = 1 << 19
+CHUNK_BYTES = 1 << 20
 
 
 def open_codec() -> Callable[[bytes], int]:
