@@ -395,7 +395,11 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
     """
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
-        raise ConfigError(f"is missing: write [{section}] with base_url, subscription_key and token", key=section)
+        raise ConfigError(
+            f"is missing: write [{section}] with base_url, subscription_key and token, into the file that "
+            "`shipper config init` makes, for instance",
+            key=section,
+        )
     for key in ("subscription_key", "token"):
         if getattr(endpoint, key) is None:
             name = f"{section}_{key}".upper()

@@ -48,9 +48,9 @@ def prepare(
         flags={"log.level": log_level, "log.format": log_format, **(flags or {})},
     )
     configure_logs(settings.log.level, settings.log.format)
-    for key in literal_secrets(settings):
+    if keys := literal_secrets(settings):
         structlog.get_logger("config").warning(
-            "literal_secret", key=key, message='better: a reference, { env = "NAME" } or { file = "/path" }'
+            "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
         )
     return settings
 

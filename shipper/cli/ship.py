@@ -79,6 +79,8 @@ def pipe(
     Example: producer | shipper pipe --summary json
     """
     form = _checked_form(summary)
+    if sys.stdin is None:
+        raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
     settings = prepare(config, overrides, log_level, log_format)
     require_endpoint(settings, "intake")
 

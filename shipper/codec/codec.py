@@ -163,8 +163,12 @@ class Codec:
             rest += data[walked:] + _SEPARATOR
             walked = limit
             count += 1
+        if not count:
+            line_end = data.find(b"\n", start) + 1 or len(data)
+            if line_end - start > self._max_record_bytes:  # it will be refused, so it needs no room
+                walked, count = line_end, 1
         if count:
-            self._mean_line_bytes = (walked - start) / count
+            self._mean_line_bytes = min((walked - start) / count, self._max_record_bytes)
         return walked, count, b"".join((b"[", guessed, rest, b"null]"))
 
     def _may_have_long_line(self, lines: bytes) -> bool:

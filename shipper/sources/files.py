@@ -197,8 +197,12 @@ class FilesFollowed:
         """Send chunks as they appear; ends only by cancellation."""
         try:
             async with anyio.create_task_group() as side:
-                side.start_soon(self._watch)
-                await self._follow(chunks_tx)
+                stop_watching = anyio.Event()
+                side.start_soon(self._watch, stop_watching)
+                try:
+                    await self._follow(chunks_tx)
+                finally:
+                    stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
         finally:
             for file in self._files.values():
                 file.reader.close()
@@ -223,7 +227,7 @@ class FilesFollowed:
                     await wake.wait()
                     look_at = 0.0
 
-    async def _watch(self) -> None:
+    async def _watch(self, stop: anyio.Event) -> None:
         """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
         from watchfiles import awatch
 
@@ -233,6 +237,7 @@ class FilesFollowed:
         changes = awatch(
             *folders,
             watch_filter=None,
+            stop_event=stop,
             debounce=50,
             step=10,
             recursive=any("**" in pattern or Path(pattern) in folders for pattern in self._include),
