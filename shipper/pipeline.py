@@ -119,7 +119,8 @@ class Pipeline:
         self._reading = anyio.CancelScope()
         self._drain = anyio.CancelScope()
         self._stopping = anyio.Event()
-        self._settled = anyio.Event()
+        self._progress = anyio.Event()
+        self._save_asked = anyio.Event()
         self._acks = Acks()
         self._unsaved: list[Checkpoint] = []
         self._codec = Codec(
@@ -267,10 +268,11 @@ class Pipeline:
                 await self._flush(batches_tx)
 
     async def _room_for_spans(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
-        """Wait for a settlement; what the batcher holds must be on its way, or nothing would ever settle."""
+        """Ask for a save, which closes spans; what the batcher holds must be on its way, or they would stay open."""
         await self._flush(batches_tx)
-        settled = self._settled
-        await settled.wait()
+        progress = self._progress
+        self._save_asked.set()
+        await progress.wait()
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         batch = self._batcher.take()
@@ -285,12 +287,17 @@ class Pipeline:
 
     def _settle(self, batch: Batch) -> None:
         self._acks.accept(batch)
-        self._settled.set()
-        self._settled = anyio.Event()
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        self._progress.set()
+        self._progress = anyio.Event()
 
     async def _save_every(self) -> None:
         while True:
-            await anyio.sleep(self._settings.state.commit_interval_seconds)
+            self._save_asked = anyio.Event()
+            with anyio.move_on_after(self._settings.state.commit_interval_seconds):
+                await self._save_asked.wait()
             await self._save()
 
     async def _save(self) -> None:
@@ -304,6 +311,7 @@ class Pipeline:
             for checkpoint in self._unsaved:
                 checkpoint.stream.checkpoint = checkpoint.end_offset
             self._unsaved = []
+            self._tell_progress()
             await self._source.after_save()
 
     # Stop -------------------------------------------------------------------------------------------------------
