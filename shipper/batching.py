@@ -47,7 +47,7 @@ class Batcher:
         self._clear()
 
     def _clear(self) -> None:
-        self._lines: list[bytes] = []
+        self._pieces: list[bytes] = [BODY_HEAD]
         self._bytes = _ENVELOPE_BYTES
         self._events = 0
         self._parts: list[tuple[Span, int]] = []
@@ -95,11 +95,11 @@ class Batcher:
         assert len(chunk.event_ids) <= self.room_events
         consumer_ids = set(chunk.consumer_ids) if self._unique_consumers else set()
         if (
-            chunk.has_distinct_event_ids
+            (chunk.has_distinct_event_ids or len(set(chunk.event_ids)) == len(chunk.event_ids))
             and (not self._unique_consumers or len(consumer_ids) == len(chunk.consumer_ids))
             and (not self._events or self._is_disjoint(chunk.event_ids, consumer_ids))
         ):
-            self._lines.append(chunk.lines.replace(b"\n", b","))
+            self._pieces += (chunk.lines.replace(b"\n", b","), b",")
             self._bytes += len(chunk.lines) + 1
             self._events += len(chunk.event_ids)
             self._parts.append((chunk.span, len(chunk.event_ids)))
@@ -134,7 +134,7 @@ class Batcher:
             or (self._events > 0 and len(event.line) + 1 > self.room_bytes)
         ):
             return False
-        self._lines.append(event.line)
+        self._pieces += (event.line, b",")
         self._bytes += len(event.line) + 1
         self._events += 1
         self._event_ids.add(event.event_id)
@@ -160,9 +160,10 @@ class Batcher:
         if not self._events:
             return None
         self._batches += 1
+        self._pieces[-1] = BODY_TAIL  # in the place of the last separator
         batch = Batch(
             number=self._batches,
-            body=b"".join((BODY_HEAD, b",".join(self._lines), BODY_TAIL)),
+            body=b"".join(self._pieces),
             events=self._events,
             parts=self._parts,
         )

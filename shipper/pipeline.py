@@ -123,6 +123,7 @@ class Pipeline:
         self._save_asked = anyio.Event()
         self._acks = Acks()
         self._unsaved: list[Checkpoint] = []
+        self._duplicates_seen = 0
         self._codec = Codec(
             max_record_bytes=settings.input.max_record_bytes,
             dedupe_window=settings.records.dedupe_window,
@@ -280,7 +281,8 @@ class Pipeline:
             await batches_tx.send(batch)
 
     def _tell_duplicate(self, event_id: str, path: str) -> None:
-        if self._acks.totals.duplicates < _DUPLICATES_TOLD:
+        self._duplicates_seen += 1
+        if self._duplicates_seen <= _DUPLICATES_TOLD:
             log.info("duplicate_skipped", event_id=event_id, path=path)
 
     # Settlement -------------------------------------------------------------------------------------------------

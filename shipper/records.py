@@ -30,6 +30,7 @@ class Stream(Struct, eq=False, kw_only=True):
         stream_id: Unique in one state directory, never used twice; greater ids are younger.
         path: Where it was last seen; for people, not for identity.
         checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
+        read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
         head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
         marker_bytes, marker_digest: Length and digest of the last bytes (at most 64) before the checkpoint.
     """
@@ -40,6 +41,7 @@ class Stream(Struct, eq=False, kw_only=True):
     device: int = 0
     inode: int = 0
     checkpoint: int = 0
+    read_offset: int = 0
     head_bytes: int = 0
     head_digest: bytes = b""
     marker_bytes: int = 0

@@ -104,7 +104,10 @@ def _backfill(settings: Settings, file: Path) -> Summary:
         store = Store(directory)
         try:
             ids = itertools.count(store.youngest_stream_id() + 1)
-            source = FilesOnce([file], StreamBook(store.streams("file"), ids.__next__))
+            source = FilesOnce(
+                [file],
+                StreamBook(store.streams("file"), ids.__next__, max_record_bytes=settings.input.max_record_bytes),
+            )
 
             async def ship() -> Summary:
                 pipeline = Pipeline(settings, source, store, is_one_shot=True, wall_time=time.time, rng=Random())

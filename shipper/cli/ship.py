@@ -19,7 +19,7 @@ from shipper.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
-    from shipper.sources.files import FilesOnce
+    from shipper.sources.files import FilesOnce, StreamBook
     from shipper.state.store import Store
 
 SummaryOption = Annotated[
@@ -49,12 +49,12 @@ def run(
         raise ConfigError('is missing: write include = ["/var/log/app/*.ndjson"] under [input]', key="input.include")
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
-        from shipper.sources.files import FilesFollowed, StreamBook
+        from shipper.sources.files import FilesFollowed
 
         return FilesFollowed(
             settings.input.include,
             settings.input.exclude,
-            StreamBook(store.streams("file"), next_stream_id),
+            _book(settings, store, next_stream_id),
             own_directory=settings.state.directory,
             poll_interval_s=settings.input.poll_interval_seconds,
             rotate_wait_s=settings.input.rotate_wait_seconds,
@@ -123,9 +123,9 @@ def backfill(
     files = named_files(paths, settings)
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
-        from shipper.sources.files import FilesOnce, StreamBook
+        from shipper.sources.files import FilesOnce
 
-        return FilesOnce(files, StreamBook(store.streams("file"), next_stream_id))
+        return FilesOnce(files, _book(settings, store, next_stream_id))
 
     _ship(settings, source, is_one_shot=True, form=form)
 
@@ -151,6 +151,12 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
                 raise SourceError(f"{file}: {error.strerror}") from error
         files += [file for file in found if file not in files]
     return files
+
+
+def _book(settings: Settings, store: Store, next_stream_id: Callable[[], int]) -> StreamBook:
+    from shipper.sources.files import StreamBook
+
+    return StreamBook(store.streams("file"), next_stream_id, max_record_bytes=settings.input.max_record_bytes)
 
 
 def _checked_form(form: str) -> Literal["text", "json"]:

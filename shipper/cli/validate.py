@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shipper.records import Chunk
 
 _PIECE_LINES = 1000
-_PIECE_BYTES = 1 << 20
 _EXAMPLES_PER_RULE = 5
 
 
@@ -46,7 +45,7 @@ def validate(
             check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings.input.max_record_bytes))
         else:
             for file in named_files([path], settings):
-                check.add(str(file), _chunks_of_file(file))
+                check.add(str(file), _chunks_of_file(file, settings.input.max_record_bytes))
     print(check.in_words())
     raise typer.Exit(3 if check.failed else 0)
 
@@ -60,6 +59,7 @@ class _Check:
         self._codec = Codec(
             max_record_bytes=settings.input.max_record_bytes, dedupe_window=settings.records.dedupe_window
         )
+        self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
         self._examples: dict[str, list[str]] = {}
         self._by_rule: Counter[str] = Counter()
@@ -77,9 +77,9 @@ class _Check:
             offset = chunk.start_offset
             while offset < chunk.end_offset:
                 encoded = self._codec.encode(
-                    chunk, offset, room_events=_PIECE_LINES, room_bytes=_PIECE_BYTES, latest=self._latest
+                    chunk, offset, room_events=_PIECE_LINES, room_bytes=self._room_bytes, latest=self._latest
                 )
-                assert encoded is not None, "a chunk's line is never longer than a read"
+                assert encoded is not None, "a record alone always fits"
                 span = encoded.span
                 offset = span.end_offset
                 self._records += span.records
@@ -108,10 +108,10 @@ class _Check:
         return "\n".join(parts)
 
 
-def _chunks_of_file(path: Path) -> Iterator[Chunk]:
+def _chunks_of_file(path: Path, max_record_bytes: int) -> Iterator[Chunk]:
     from shipper.sources.files import StreamBook
 
-    reader = StreamBook((), lambda: 1).open(path)
+    reader = StreamBook((), lambda: 1, max_record_bytes=max_record_bytes).open(path)
     try:
         while chunk := reader.read(is_final=True):
             yield chunk

@@ -89,12 +89,19 @@ class Sender:
         with batches_rx:
             try:
                 async for batch in batches_rx:
-                    await self._retrying(self._attempt, batch)
+                    try:
+                        await self._attempt(batch)
+                    except _NotAcceptedError as first:
+                        # Only now the retry loop is worth its price; to it, the first attempt was its own.
+                        await self._retrying(self._attempt, batch, [first])
             finally:
                 with anyio.move_on_after(1, shield=True):
                     await self._endpoint.aclose()
 
-    async def _attempt(self, batch: Batch) -> None:
+    async def _attempt(self, batch: Batch, failed: list[_NotAcceptedError] | None = None) -> None:
+        """Send a batch once and settle it; fails at once with an error from `failed`, which was made before."""
+        if failed:
+            raise failed.pop()
         await self._gate.pass_through(self)
         self._counts.requests += 1
         try:

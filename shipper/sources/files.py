@@ -53,9 +53,11 @@ class StreamBook:
     Args:
         known: The file streams of the state store, older ones first.
         next_stream_id: Gives an id that was never given.
+        max_record_bytes: The longest line that is a record.
     """
 
-    def __init__(self, known: Iterable[Stream], next_stream_id: Callable[[], int]) -> None:
+    def __init__(self, known: Iterable[Stream], next_stream_id: Callable[[], int], *, max_record_bytes: int) -> None:
+        self._max_record_bytes = max_record_bytes
         self._by_inode = {(stream.device, stream.inode): stream for stream in known}
         self._next_stream_id = next_stream_id
 
@@ -100,7 +102,7 @@ class StreamBook:
         except BaseException:
             os.close(descriptor)
             raise
-        return StreamReader(descriptor, stream, path)
+        return StreamReader(descriptor, stream, path, max_record_bytes=self._max_record_bytes)
 
 
 class FilesOnce:
@@ -150,9 +152,9 @@ class _Followed:
     """A file that is followed: `size` at the last look, `grew_at` when that last changed."""
 
     reader: StreamReader
+    grew_at: float
     size: int = -1
-    grew_at: float = 0.0
-    has_more: bool = False
+    has_more: bool = True
 
 
 class FilesFollowed:
@@ -211,7 +213,7 @@ class FilesFollowed:
         """Files stay where they are."""
 
     async def _follow(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        await run_sync(self._find_strays)
+        await run_sync(self._find_strays, anyio.current_time())
         look_at = 0.0
         while True:
             self._wake = wake = anyio.Event()
@@ -256,7 +258,7 @@ class FilesFollowed:
             try:
                 status = path.stat()
                 present.add((status.st_dev, status.st_ino))
-                self._open(path, status)
+                self._open(path, status, now)
                 self._refused.pop(path, None)
             except FileNotFoundError:
                 continue
@@ -270,19 +272,19 @@ class FilesFollowed:
                 file.reader.close()
                 del self._files[key]
 
-    def _open(self, path: Path, status: os.stat_result) -> None:
+    def _open(self, path: Path, status: os.stat_result, now: float) -> None:
         file = self._files.get((status.st_dev, status.st_ino))
         if file is None:
             reader = self._book.open(path)
             opened = reader.status()
-            self._files[opened.st_dev, opened.st_ino] = _Followed(reader)
+            self._files[opened.st_dev, opened.st_ino] = _Followed(reader, now)
             log.info("source_opened", path=str(path), offset=reader.offset, size=opened.st_size)
         elif file.reader.path != path and not _is_at(file.reader.path, status):
             log.info("source_renamed", path=str(path), formerly=str(file.reader.path))
             file.reader.path = path
             file.reader.stream.path = str(path)
 
-    def _find_strays(self) -> None:
+    def _find_strays(self, now: float) -> None:
         """Open unread rests of files that were renamed while nobody watched: same folder, same inode."""
         by_folder: dict[str, dict[int, Stream]] = {}
         for stream in self._book.known():
@@ -295,7 +297,7 @@ class FilesFollowed:
                         if known is not None and entry.is_file(follow_symlinks=False):
                             status = entry.stat()
                             if status.st_size > known.checkpoint and entry.path != known.path:
-                                self._open(Path(entry.path), status)
+                                self._open(Path(entry.path), status, now)
             except (OSError, SourceError) as error:
                 log.warning("source_refused", path=folder, error=str(error))
 

@@ -35,14 +35,16 @@ class StreamReader:
     Args:
         descriptor: Open for reading; owned and closed by the reader.
         path: Where the input is; for people.
+        max_record_bytes: The longest line that has to be read as a whole; of a longer one only the end is looked for.
     """
 
-    def __init__(self, descriptor: int, stream: Stream, path: Path) -> None:
+    def __init__(self, descriptor: int, stream: Stream, path: Path, *, max_record_bytes: int) -> None:
         self._descriptor = descriptor
+        self._max_line_bytes = max_record_bytes + 1
         self._scanned = 0  # how far a line that is too long has been searched for its end
         self.stream = stream
         self.path = path
-        self.offset = stream.checkpoint
+        self.offset = max(stream.checkpoint, stream.read_offset)
 
     def __repr__(self) -> str:
         return f"<StreamReader {self.path} at {self.offset}>"
@@ -70,14 +72,17 @@ class StreamReader:
         Args:
             is_final: Nothing will be appended any more, so that the end of the input ends the last line.
         Returns:
-            At most 1 MiB; None if there is no whole line yet.
+            At most 1 MiB, or one line that is longer; None if there is no whole line yet.
         """
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
         data = os.pread(self._descriptor, READ_BYTES, self.offset)
         end = data.rfind(b"\n") + 1
+        if end == 0 and len(data) == READ_BYTES < self._max_line_bytes:
+            data = os.pread(self._descriptor, self._max_line_bytes, self.offset)
+            end = data.find(b"\n") + 1
         if end == 0:
-            if len(data) == READ_BYTES:
+            if len(data) >= max(READ_BYTES, self._max_line_bytes):
                 return self._skip_long_line(is_final=is_final)
             if not data or not is_final:
                 return None
@@ -107,6 +112,6 @@ class StreamReader:
             head = os.pread(self._descriptor, min(HEAD_BYTES, end_offset), 0)
             self.stream.head_bytes = len(head)
             self.stream.head_digest = digest(head)
-        self.offset = end_offset
+        self.offset = self.stream.read_offset = end_offset
         self._scanned = 0
         return chunk

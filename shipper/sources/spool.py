@@ -107,6 +107,11 @@ class Spool:
         """Bytes on disk that are not settled, or whose segment is not."""
         return sum(segment.size for segment in self._segments)
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether reading has to wait for a segment to be settled; the open one cannot be, so it is no reason."""
+        return self.spooled_bytes >= self._max_bytes and any(segment.is_closed for segment in self._segments)
+
     def _recover(self, known: dict[int, Stream]) -> list[_Segment]:
         """Take over what an earlier process read and did not settle."""
         segments = []
@@ -136,7 +141,7 @@ class Spool:
         if can_wait:
             _widen_pipe(self._input)
         while not self._has_input_ended:
-            while self.spooled_bytes >= self._max_bytes:
+            while self._is_full:
                 await self._changed.wait()
             if can_wait and not self._unwritten:
                 try:
@@ -248,7 +253,7 @@ class Spool:
 
     async def _read_segment(self, segment: _Segment, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-        reader = StreamReader(descriptor, segment.stream, segment.path)
+        reader = StreamReader(descriptor, segment.stream, segment.path, max_record_bytes=self._max_record_bytes)
         try:
             while True:
                 changed = self._changed
