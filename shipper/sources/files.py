@@ -64,6 +64,13 @@ class StreamBook:
     def known(self) -> list[Stream]:
         return list(self._by_inode.values())
 
+    def knows(self, path: Path) -> bool:
+        """Tell whether a file is a known stream: its inode alone says little, as inodes are given out again."""
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            known = self._by_inode.get((status.st_dev, status.st_ino))
+            return known is not None and is_same(file.fileno(), known)
+
     def begin(self, path: Path, status: os.stat_result) -> Stream:
         """Begin a stream at the start of a file."""
         stream = Stream(
@@ -149,11 +156,12 @@ class FilesOnce:
 
 @dataclass(eq=False)
 class _Followed:
-    """A file that is followed: `size` at the last look, `grew_at` when that last changed."""
+    """A file that is followed: its size and time at the last look, `grew_at` when these last changed."""
 
     reader: StreamReader
     grew_at: float
     size: int = -1
+    modified_ns: int = -1
     has_more: bool = True
 
 
@@ -296,8 +304,13 @@ class FilesFollowed:
                         known = by_inode.get(entry.inode())
                         if known is not None and entry.is_file(follow_symlinks=False):
                             status = entry.stat()
-                            if status.st_size > known.checkpoint and entry.path != known.path:
-                                self._open(Path(entry.path), status, now)
+                            path = Path(entry.path)
+                            if (
+                                status.st_size > known.checkpoint
+                                and entry.path != known.path
+                                and self._book.knows(path)
+                            ):
+                                self._open(path, status, now)
             except (OSError, SourceError) as error:
                 log.warning("source_refused", path=folder, error=str(error))
 
@@ -307,14 +320,16 @@ class FilesFollowed:
         for file in self._files.values():
             reader = file.reader
             status = reader.status()
-            if status.st_size < reader.offset:
-                log.warning("source_truncated", path=str(reader.path), offset=reader.offset, size=status.st_size)
-                reader.restart(self._book.begin(reader.path, status))
-            if status.st_size != file.size:
-                file.size, file.grew_at = status.st_size, now
-            elif not file.has_more:
-                continue
             try:
+                if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
+                    if not reader.is_intact():
+                        log.warning(
+                            "source_truncated", path=str(reader.path), offset=reader.offset, size=status.st_size
+                        )
+                        reader.restart(self._book.begin(reader.path, status))
+                    file.size, file.modified_ns, file.grew_at = status.st_size, status.st_mtime_ns, now
+                elif not file.has_more:
+                    continue
                 chunk = reader.read(is_final=False)
             except OSError as error:
                 log.warning("source_unreadable", path=str(reader.path), error=str(error))

@@ -10,6 +10,7 @@ from shipper.records import Chunk, Stream, digest
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
+TAIL_BYTES: Final = 64
 
 
 def is_same(descriptor: int, known: Stream) -> bool:
@@ -45,6 +46,7 @@ class StreamReader:
         self.stream = stream
         self.path = path
         self.offset = max(stream.checkpoint, stream.read_offset)
+        self._tail = self._bytes_before_offset()
 
     def __repr__(self) -> str:
         return f"<StreamReader {self.path} at {self.offset}>"
@@ -56,7 +58,17 @@ class StreamReader:
         """Go on with another stream in the same file: it was truncated in place."""
         self.stream = stream
         self.offset = stream.checkpoint
+        self._tail = b""
         self._scanned = 0
+
+    def _bytes_before_offset(self) -> bytes:
+        length = min(TAIL_BYTES, self.offset)
+        return os.pread(self._descriptor, length, self.offset - length)
+
+    def is_intact(self) -> bool:
+        """Tell whether what was read is still there; if not, the file was truncated, and may have grown again."""
+        head = os.pread(self._descriptor, self.stream.head_bytes, 0)
+        return self._bytes_before_offset() == self._tail and (not head or digest(head) == self.stream.head_digest)
 
     def status(self) -> os.stat_result:
         """Look at the open file, wherever its name points by now."""
@@ -113,5 +125,6 @@ class StreamReader:
             self.stream.head_bytes = len(head)
             self.stream.head_digest = digest(head)
         self.offset = self.stream.read_offset = end_offset
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else self._bytes_before_offset()
         self._scanned = 0
         return chunk
