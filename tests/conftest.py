@@ -1,0 +1,28 @@
+"""What all tests share: the seed of everything random, told in the report's header."""
+
+from __future__ import annotations
+
+import os
+from random import Random, SystemRandom
+
+import pytest
+
+SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    # Before hypothesis reads its option, so that one number repeats the whole run.
+    if getattr(config.option, "hypothesis_seed", "absent") is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    return f"random seed: {SEED} (SHIPPER_TEST_SEED={SEED} repeats it, for hypothesis too)"
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> Random:
+    """A source of chance of the test's own: which other tests run does not matter."""
+    print(f"SHIPPER_TEST_SEED={SEED}")
+    return Random(f"{SEED} {request.node.nodeid}")

@@ -1,0 +1,70 @@
+"""One sandbox and one sample file for all tests; each test has a shipper with a state directory of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shipper.sandbox.server import SandboxThread
+from tests.conftest import SEED
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target, event_ids
+from tests.e2e.fake_service import FakeService
+
+SAMPLE_EVENTS = 50_000
+
+
+@dataclass(frozen=True, repr=False)
+class Sample:
+    """
+    Attributes:
+        lines: Each with its newline.
+        ids: Their EventIds, in their order.
+    """
+
+    path: Path
+    lines: list[bytes]
+    ids: list[str]
+
+
+@pytest.fixture(scope="session")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    path = tmp_path_factory.mktemp("sample") / "events.ndjson"
+    with path.open("wb") as out:
+        subprocess.run(
+            [SHIPPER, "sample", "--count", str(SAMPLE_EVENTS), "--seed", str(SEED)], stdout=out, check=True, timeout=30
+        )
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == SAMPLE_EVENTS
+    return Sample(path, lines, event_ids(lines))
+
+
+@pytest.fixture(scope="session")
+def _sandbox() -> Iterator[Service]:
+    with SandboxThread(clock=time.time) as sandbox, Service(Target(*sandbox.access)) as service:
+        yield service
+
+
+@pytest.fixture
+def service(_sandbox: Service) -> Service:
+    """The sandbox, empty."""
+    _sandbox.reset()
+    return _sandbox
+
+
+@pytest.fixture
+def shipper(service: Service, tmp_path: Path) -> Iterator[Shipper]:
+    """A shipper that ships to the sandbox."""
+    with Shipper(tmp_path / "shipper", service.target) as shipper:
+        yield shipper
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeService]:
+    """A service that misbehaves as it is told."""
+    with FakeService() as fake:
+        yield fake

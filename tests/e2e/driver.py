@@ -1,0 +1,423 @@
+"""
+Runs the installed `shipper`, looks at what it left behind, and at what the service holds.
+
+Every run that ends goes through `assert_accounted`: the promise `read == accepted + dead_lettered + duplicates +
+pending` in the summary and in the state store. No run may show a traceback.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Self
+
+import httpx
+
+SHIPPER = Path(sys.executable).parent / "shipper"
+
+_POLL_S = 0.005
+_PAGE_EVENTS = 10_000
+
+
+def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = 15) -> None:
+    """Poll until a condition holds; a test never trusts that something takes only so long."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
+        time.sleep(_POLL_S)
+
+
+def event_id(line: bytes) -> str:
+    return json.loads(line)["EventId"]
+
+
+def event_ids(lines: Iterable[bytes]) -> list[str]:
+    return [event_id(line) for line in lines]
+
+
+def changed(line: bytes, **fields: object) -> bytes:
+    """Set fields of an event; `...` takes one out."""
+    document = {**json.loads(line), **fields}
+    return json.dumps({name: value for name, value in document.items() if value is not ...}).encode() + b"\n"
+
+
+# What a shipper left behind ---------------------------------------------------------------------------------------
+
+
+class DeadLetter(NamedTuple):
+    stream_id: int
+    path: str
+    start_offset: int
+    end_offset: int
+    rule: str
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class State:
+    """The state store, as the next start would find it."""
+
+    read: int = 0
+    accepted: int = 0
+    dead_lettered: int = 0
+    duplicates: int = 0
+    dead_letters: tuple[DeadLetter, ...] = ()
+    checkpoints: tuple[tuple[int, str, str, int], ...] = ()  # stream_id, kind, path, offset
+
+    @property
+    def rules(self) -> list[str]:
+        return [letter.rule for letter in self.dead_letters]
+
+
+def read_state(directory: Path) -> State:
+    """Read a copy: opening the original would recover its log, which is for the next start of shipper to do."""
+    database = directory / "state.db"
+    if not database.exists():
+        return State()
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("state.db", "state.db-wal"):
+            if (directory / name).exists():
+                shutil.copy(directory / name, folder)
+        with closing(sqlite3.connect(Path(folder, "state.db"))) as db:
+            if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
+                return State()  # killed before its first transaction
+            totals = db.execute("SELECT read, accepted, dead_lettered, duplicates FROM totals").fetchone()
+            letters = db.execute(
+                "SELECT stream_id, path, start_offset, end_offset, rule, raw FROM dead_letters ORDER BY id"
+            )
+            checkpoints = db.execute("SELECT stream_id, kind, path, checkpoint FROM streams ORDER BY stream_id")
+            return State(*totals, tuple(DeadLetter(*row) for row in letters), tuple(checkpoints))
+
+
+def assert_accounted(summary: Mapping[str, Any] | None, before: State, after: State) -> None:
+    """
+    The promise, after a run of shipper.
+
+    Args:
+        summary: What it printed with `--summary json`, if it lived to print it.
+        before, after: The state store; what is pending lies beyond its checkpoints.
+    """
+    assert after.read == after.accepted + after.dead_lettered + after.duplicates, after
+    assert after.dead_lettered == len(after.dead_letters)
+    assert after.dead_letters[: len(before.dead_letters)] == before.dead_letters
+    settled = {
+        name: getattr(after, name) - getattr(before, name)
+        for name in ("read", "accepted", "dead_lettered", "duplicates")
+    }
+    assert min(settled.values()) >= 0, settled
+    if summary is None:
+        return
+    assert min(value for value in summary.values() if isinstance(value, int)) >= 0, summary
+    assert summary["read"] == sum(summary[name] for name in ("accepted", "dead_lettered", "duplicates", "pending"))
+    for name, count in settled.items():
+        # What was settled behind something pending is sent again, so the store may only know less.
+        assert count == summary[name] if not summary["pending"] else count <= summary[name], (name, summary, settled)
+
+
+# A shipper that runs ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Result:
+    """
+    An ended process.
+
+    Attributes:
+        summary: The last line of stdout, if it is a summary.
+        peak_bytes: The most memory that it was seen to hold.
+    """
+
+    returncode: int
+    stdout: str
+    stderr: str
+    summary: dict[str, Any] | None
+    peak_bytes: int
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        """`read, accepted, dead_lettered, duplicates, pending`."""
+        assert self.summary is not None, self.stdout + self.stderr
+        names = ("read", "accepted", "dead_lettered", "duplicates", "pending")
+        return tuple(self.summary[name] for name in names)  # type: ignore[return-value]
+
+
+class Running:
+    """
+    A started process; its output goes to files, so that it never waits for the test to read.
+
+    Args:
+        state: The state directory to look at before and after; None = it holds no state store of shipper's.
+        folder: Where the output goes.
+    """
+
+    def __init__(self, command: list[str | Path], state: Path | None, folder: Path, **options: Any) -> None:
+        self._state = state
+        self._before = read_state(state) if state else State()
+        self._peak_bytes = 0
+        number = len(list(folder.glob("*.stderr")))
+        self._stdout, self._stderr = folder / f"{number}.stdout", folder / f"{number}.stderr"
+        with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, **options)
+        self.pid = self.process.pid
+
+    @property
+    def stdin(self) -> IO[bytes]:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    @property
+    def stderr(self) -> str:
+        return self._stderr.read_text()
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that the process held by now; as of the last look once it has ended."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return self._peak_bytes
+        for line in status.splitlines():
+            if line.startswith("VmHWM:"):
+                self._peak_bytes = max(self._peak_bytes, int(line.split()[1]) << 10)
+        return self._peak_bytes
+
+    def wait_until(self, condition: Callable[[], object], what: str, *, limit_s: float = 15) -> None:
+        """Wait for a condition that the running process brings about."""
+
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            assert not self.has_ended or condition(), f"ended before: {what}\n{self.stderr}"
+            assert time.monotonic() < deadline, f"not within {limit_s} s: {what}\n{self.stderr}"
+            time.sleep(_POLL_S)
+
+    def wait_for(self, text: str, *, limit_s: float = 15) -> None:
+        """Wait until something stands on its stderr."""
+        self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", limit_s=limit_s)
+
+    def kill(self) -> Result:
+        """Kill it with SIGKILL; fails if it had ended by itself, because then nothing was cut."""
+        self.process.kill()
+        result = self.finish()
+        assert result.returncode == -signal.SIGKILL, f"had ended before it was killed: {result}"
+        return result
+
+    def stop(self, *, limit_s: float = 30) -> Result:
+        """Ask it to end with SIGTERM, and wait."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.finish(limit_s=limit_s)
+
+    def finish(self, *, limit_s: float = 30) -> Result:
+        """Wait for its end, and hold it to the promise."""
+        deadline = time.monotonic() + limit_s
+        while not self.has_ended:
+            if time.monotonic() > deadline:
+                self.end()
+                raise AssertionError(f"did not end within {limit_s} s\n{self.stderr}")
+            _ = self.peak_bytes
+            time.sleep(_POLL_S)
+        self._close_stdin()
+        stdout, stderr = self._stdout.read_text(), self.stderr
+        last = stdout.rstrip().rpartition("\n")[2]
+        summary = json.loads(last) if last.startswith('{"read"') else None
+        assert "Traceback" not in stderr, stderr
+        if self._state:
+            assert_accounted(summary, self._before, read_state(self._state))
+        return Result(self.process.returncode, stdout, stderr, summary, self._peak_bytes)
+
+    def end(self) -> None:
+        """Leave nothing running, whatever happened."""
+        self.process.kill()
+        self.process.wait(10)
+        self._close_stdin()
+
+    def _close_stdin(self) -> None:
+        if self.process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self.process.stdin.close()
+
+
+class Target(NamedTuple):
+    """Where to ship to."""
+
+    base_url: str
+    subscription_key: str
+    token: str
+
+
+class Shipper:
+    """
+    The command with a configuration and a state directory of its own.
+
+    Attributes:
+        folder: The working directory of the processes.
+        state: The state directory.
+        target: Where it ships to; may be changed between two runs.
+    """
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        self.folder = folder
+        self.state = folder / "state"
+        self.config = folder / "settings.toml"
+        self.target = target
+        self._output = folder / "output"
+        self._output.mkdir(parents=True)
+        self._running: list[Running] = []
+        self.config.write_text(
+            "[intake]\n"
+            'base_url = "http://127.0.0.1:9"\n'  # the environment goes before it
+            'subscription_key = { env = "INTAKE_KEY" }\n'
+            'token = { env = "INTAKE_TOKEN" }\n'
+            f'[state]\ndirectory = "{self.state}"\n'
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for running in self._running:
+            running.end()
+
+    def read_state(self) -> State:
+        return read_state(self.state)
+
+    def environment(self) -> dict[str, str]:
+        """Nothing of the test's own environment that could be a setting."""
+        kept = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("COV")}
+        return kept | {
+            "HOME": str(self.folder),
+            "SHIPPER__INTAKE__BASE_URL": self.target.base_url,
+            "INTAKE_KEY": self.target.subscription_key,
+            "INTAKE_TOKEN": self.target.token,
+        }
+
+    def start(
+        self,
+        *arguments: str | Path,
+        settings: Mapping[str, object] | None = None,
+        configured: bool = True,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+        prefix: Iterable[str] = (),
+        stdin: Any = subprocess.DEVNULL,
+        **options: Any,
+    ) -> Running:
+        """
+        Start `shipper ARGUMENTS`.
+
+        Args:
+            settings: Given as `--set KEY=VALUE`.
+            configured: Whether to name the configuration and give the environment that goes with it.
+            check: False where the state store is not one of shipper's or is held by the test.
+            prefix: Words in front of the command, such as another program that executes it.
+        """
+        command: list[str | Path] = [*prefix, SHIPPER, *arguments]
+        if configured:
+            command += ["--config", self.config]
+        for key, value in (settings or {}).items():
+            command += ["--set", f"{key}={value}"]
+        environment = self.environment()
+        if not configured:
+            del environment["SHIPPER__INTAKE__BASE_URL"]
+        running = Running(
+            command,
+            self.state if check else None,
+            self._output,
+            cwd=self.folder,
+            env={**environment, **(env or {})},
+            stdin=stdin,
+            **options,
+        )
+        self._running.append(running)
+        return running
+
+    def run(self, *arguments: str | Path, limit_s: float = 30, **options: Any) -> Result:
+        """Run `shipper ARGUMENTS` to its end; options as for `start`."""
+        return self.start(*arguments, **options).finish(limit_s=limit_s)
+
+    def backfill(self, *paths: str | Path, **options: Any) -> Result:
+        return self.run("backfill", *paths, "--summary", "json", **options)
+
+    def pipe(self, data: bytes | None = None, **options: Any) -> Result:
+        """Run `shipper pipe` with these bytes on a pipe; None = /dev/null."""
+        if data is None:
+            return self.run("pipe", "--summary", "json", **options)
+        limit_s = options.pop("limit_s", 30)
+        running = self.start("pipe", "--summary", "json", stdin=subprocess.PIPE, **options)
+        running.stdin.write(data)
+        running.stdin.close()
+        return running.finish(limit_s=limit_s)
+
+
+# What the service holds -------------------------------------------------------------------------------------------
+
+
+class Service:
+    """The sandbox, seen through its controls."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._client = httpx.Client(base_url=target.base_url, trust_env=False, timeout=10)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def reset(self) -> None:
+        self._client.post("/_sandbox/reset").raise_for_status()
+
+    def counts(self) -> dict[str, int]:
+        return self._client.get("/_sandbox/counts").raise_for_status().json()
+
+    @property
+    def received(self) -> int:
+        """Valid events that arrived, repeats included."""
+        counts = self.counts()
+        return counts["events_stored"] + counts["duplicates"]
+
+    @property
+    def stored(self) -> int:
+        return self.counts()["events_stored"]
+
+    def event_ids(self) -> list[str]:
+        """The stored EventIds, in the order of their arrival."""
+        return self._client.get("/_sandbox/event-ids").raise_for_status().text.split()
+
+    def holds(self, ids: Iterable[str]) -> bool:
+        return set(ids) <= set(self.event_ids())
+
+    def event(self, wanted: str) -> dict[str, Any]:
+        return self._client.get(f"/_sandbox/events/{wanted}").raise_for_status().json()
+
+    def times_received(self) -> dict[str, int]:
+        """How often each stored event came."""
+        times: dict[str, int] = {}
+        after: int | None = 0
+        while after is not None:
+            page = self._client.get("/_sandbox/events", params={"limit": _PAGE_EVENTS, "after": after}).json()
+            times.update((event["EventId"], event["times_received"]) for event in page["events"])
+            after = page["next"]
+        return times
+
+    def assert_holds_exactly(self, ids: Iterable[str]) -> None:
+        """None lost, none invented."""
+        wanted, stored = set(ids), self.event_ids()
+        assert len(stored) == len(set(stored))
+        lost, invented = wanted - set(stored), set(stored) - wanted
+        assert not lost, f"{len(lost)} lost, such as {sorted(lost)[:3]}"
+        assert not invented, f"{len(invented)} invented, such as {sorted(invented)[:3]}"

@@ -1,0 +1,217 @@
+"""A service that misbehaves on demand and writes down what it was sent."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.message import Message
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal, Self
+
+from tests.e2e.driver import Target
+
+_HANG_LIMIT_S = 60
+
+
+@dataclass(frozen=True)
+class Reply:
+    """
+    What becomes of one request.
+
+    Attributes:
+        fault: `hang` = no answer until `FakeService.release`; `reset` = the connection is reset before anything is
+            stored; `store_and_reset` = reset when the events are stored, so that the answer is lost; `truncate` = the
+            connection is closed in the middle of the answer; `trickle` = the answer comes a byte at a time, for ever.
+    """
+
+    status: int = 202
+    body: bytes = b"{}"
+    content_type: str = "application/json"
+    headers: dict[str, str] = field(default_factory=dict)
+    fault: Literal["", "hang", "reset", "store_and_reset", "truncate", "trickle"] = ""
+
+    @property
+    def stores(self) -> bool:
+        is_success = 200 <= self.status < 300 and self.content_type == "application/json"
+        return self.fault == "store_and_reset" or (is_success and self.fault in {"", "hang"})
+
+
+OK = Reply()
+HANG = Reply(fault="hang")
+RESET = Reply(fault="reset")
+STORE_AND_RESET = Reply(fault="store_and_reset")
+WEB_PAGE = Reply(status=200, body=b"<html><h1>Please log in</h1></html>", content_type="text/html; charset=utf-8")
+
+
+class FakeService:
+    """
+    An HTTP server in a thread; by default it stores everything.
+
+    Attributes:
+        default: The reply to a request for which nothing is planned.
+        bodies, headers, arrived_at: Of all requests, in the order of their arrival.
+        stored: Of those that were stored.
+        answered: How many requests were dealt with to their end.
+    """
+
+    def __init__(self) -> None:
+        self.default = OK
+        self.bodies: list[bytes] = []
+        self.headers: list[Message] = []
+        self.arrived_at: list[float] = []
+        self.stored: list[bytes] = []
+        self.answered = 0
+        self._planned: list[Reply] = []
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        self._is_closing = threading.Event()
+        self._errors: list[BaseException] = []
+        self._connections: set[socket.socket] = set()
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-service")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_closing.set()
+        self._released.set()
+        self._server.shutdown()
+        with self._lock:
+            for connection in self._connections:
+                with suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+        self._server.server_close()  # joins the threads of the requests
+        self._thread.join(10)
+        assert not self._errors, self._errors
+
+    @property
+    def target(self) -> Target:
+        return Target(f"http://127.0.0.1:{self._server.server_address[1]}", "fake-subscription-key", "fake-token")
+
+    @property
+    def requests(self) -> int:
+        return len(self.bodies)
+
+    def plan(self, *replies: Reply) -> None:
+        """Say what becomes of the next requests, in the order of their arrival."""
+        with self._lock:
+            self._planned.extend(replies)
+
+    def release(self) -> None:
+        """Let all requests that hang be answered, and those to come."""
+        self._released.set()
+
+    def event_ids(self, bodies: Iterable[bytes] | None = None) -> list[str]:
+        """The EventIds of the stored bodies, or of these, in order and with repeats."""
+        return [event["EventId"] for body in (self.stored if bodies is None else bodies) for event in events_of(body)]
+
+    # For the handlers, from their threads ---------------------------------------------------------------------------
+
+    def arrived(self, headers: Message, body: bytes) -> Reply:
+        with self._lock:
+            self.headers.append(headers)
+            self.arrived_at.append(time.monotonic())
+            self.bodies.append(body)
+            reply = self._planned.pop(0) if self._planned else self.default
+        if reply.fault == "hang":
+            self._released.wait(_HANG_LIMIT_S)
+        if reply.stores:
+            with self._lock:
+                self.stored.append(body)
+        return reply
+
+    def done(self) -> None:
+        with self._lock:
+            self.answered += 1
+
+    def connected(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+
+    def disconnected(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.discard(connection)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._is_closing.is_set()
+
+    def failed(self, error: BaseException) -> None:
+        self._errors.append(error)
+
+
+def events_of(body: bytes) -> list[dict[str, object]]:
+    document = json.loads(body)
+    assert document["EventType"] == "Acquisition"
+    return document["events"]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 128
+
+    def __init__(self, service: FakeService) -> None:
+        self.service = service
+        super().__init__(("127.0.0.1", 0), _Handler)
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        error = sys.exception()
+        # A shipper that was killed or timed out closes its end; everything else is a fault of the test.
+        if error is not None and not isinstance(error, ConnectionError):
+            self.service.failed(error)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.server.service.connected(self.connection)
+
+    def finish(self) -> None:
+        self.server.service.disconnected(self.connection)
+        super().finish()
+
+    def do_POST(self) -> None:
+        service = self.server.service
+        length = int(self.headers["Content-Length"])
+        body = self.rfile.read(length)
+        if len(body) < length:  # the sender was killed while it sent
+            self.close_connection = True
+            return
+        reply = service.arrived(self.headers, body)
+        if reply.fault in {"reset", "store_and_reset"}:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.rfile.close()
+            self.connection.close()
+            self.close_connection = True
+        else:
+            self._answer(reply)
+        service.done()
+
+    def _answer(self, reply: Reply) -> None:
+        is_cut = reply.fault in {"truncate", "trickle"}
+        self.send_response(reply.status)
+        for name, value in {"Content-Type": reply.content_type, **reply.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(reply.body) + 1_000_000 * is_cut))
+        self.end_headers()
+        self.wfile.write(reply.body)
+        while reply.fault == "trickle" and not self.server.service.is_closing:
+            self.wfile.write(b" ")
+            time.sleep(0.05)
+        self.close_connection |= is_cut
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

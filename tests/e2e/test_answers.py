@@ -1,0 +1,268 @@
+"""What the service answers, or fails to: nothing is lost, nothing altered, nothing set aside without need."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Shipper, event_ids
+from tests.e2e.fake_service import HANG, RESET, STORE_AND_RESET, WEB_PAGE, FakeService, Reply
+
+# One sender, so that requests come in an order that can be written down.
+ONE_SENDER = {
+    "delivery.concurrency": 1,
+    "delivery.retry_initial_seconds": 0.05,
+    "delivery.retry_max_seconds": 0.1,
+    "batch.max_events": 100,
+}
+HASTY = {**ONE_SENDER, "delivery.give_up_after_seconds": 0.5}
+
+
+@pytest.fixture
+def shipper(shipper: Shipper, fake: FakeService) -> Shipper:
+    shipper.target = fake.target
+    return shipper
+
+
+@pytest.fixture
+def file(shipper: Shipper, sample: Sample) -> Path:
+    path = shipper.folder / "events.ndjson"
+    path.write_bytes(b"".join(sample.lines[:300]))
+    return path
+
+
+def assert_nothing_set_aside(shipper: Shipper) -> None:
+    state = shipper.read_state()
+    assert (state.read, state.dead_letters, state.checkpoints) == (0, (), ())
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(Reply(status=status) for status in (408, 425, 429, 500, 502, 503, 504)),
+        Reply(status=502, body=b"<html>Bad Gateway</html>", content_type="text/html"),
+        RESET,
+        STORE_AND_RESET,
+    ],
+    ids=lambda reply: reply.fault or f"{reply.status} {reply.content_type[5:]}".removesuffix("cation/json"),
+)
+def test_a_passing_failure_is_tried_again_with_the_same_bytes(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, failure: Reply
+):
+    fake.plan(failure, failure)
+    result = shipper.backfill(file, settings=ONE_SENDER)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    assert (result.summary["batches"], result.summary["requests"], result.summary["retries"]) == (3, 5, 2)
+    assert fake.bodies[0] == fake.bodies[1] == fake.bodies[2], "a retry is the same request"
+    assert fake.event_ids(fake.bodies[2:]) == sample.ids[:300]
+    assert b"".join(sample.lines[:100]).replace(b"\n", b",")[:-1] in fake.bodies[0], "the events were altered"
+    stored = Counter(fake.event_ids())
+    assert set(stored) == set(sample.ids[:300])
+    repeated = {name for name, count in stored.items() if count > 1}
+    assert repeated == (set(sample.ids[:100]) if failure is STORE_AND_RESET else set())
+
+
+def test_retry_after_is_waited_for(shipper: Shipper, fake: FakeService, file: Path):
+    fake.plan(Reply(status=503, headers={"Retry-After": "1"}), Reply(status=429, headers={"Retry-After": "1"}))
+    result = shipper.backfill(file, settings=ONE_SENDER)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    first, second, third = fake.arrived_at[:3]
+    # Its own backoff would be over in a tenth of that.
+    assert second - first >= 1
+    assert third - second >= 1
+
+
+def test_a_long_retry_after_drops_nothing(shipper: Shipper, fake: FakeService, sample: Sample, file: Path):
+    """The wait is cut short by giving up, and the records stay pending."""
+    fake.plan(Reply(status=429, headers={"Retry-After": "86400"}))
+    result = shipper.backfill(file, settings=HASTY, limit_s=10)
+    assert (result.returncode, result.counts()[1:3]) == (4, (0, 0))
+    assert_nothing_set_aside(shipper)
+    assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        (WEB_PAGE, "html_answer"),
+        (Reply(status=403), "forbidden"),
+        (Reply(status=404), "not_found"),
+        (Reply(status=302, headers={"Location": "https://login.example.com/"}), "redirect"),
+        (Reply(status=401, body=b'{"statusCode":401,"message":"invalid subscription key"}'), "subscription_key"),
+        (Reply(status=400, body=b'{"message":"no"}'), "rejected"),
+        (Reply(status=207), "partly_rejected"),
+        (Reply(status=202, body=b'{"rejected":[{"index":0}]}'), "partly_rejected"),
+        (Reply(status=418), "unexpected_answer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else str(value.status),
+)
+def test_a_refusal_pauses_and_ends_by_itself_when_the_service_is_right_again(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, refusal: Reply, reason: str
+):
+    fake.default = refusal
+    running = shipper.start("backfill", file, "--summary", "json", settings=ONE_SENDER)
+    running.wait_until(lambda: fake.requests >= 4, "it goes on asking")
+    assert not running.has_ended
+    assert len(set(fake.bodies)) == 1, "while it is paused only one batch knocks"
+    assert running.stderr.count("delivery_paused") == 1
+    assert f'"reason":"{reason}"' in running.stderr
+    fake.default = Reply()
+    result = running.finish()
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    assert "delivery_resumed" in result.stderr
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
+
+
+def test_while_it_is_paused_only_one_sender_knocks(shipper: Shipper, fake: FakeService, sample: Sample):
+    fake.default = Reply(status=403)
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:2000]))
+    running = shipper.start("backfill", file, "--summary", "json", settings={**ONE_SENDER, "delivery.concurrency": 8})
+    running.wait_until(lambda: fake.requests >= 30, "it goes on asking")
+    # Each of the others may have been on its way when the first was refused.
+    assert sum(count > 1 for count in Counter(fake.bodies).values()) == 1
+    fake.default = Reply()
+    result = running.finish()
+    assert (result.returncode, result.counts()) == (0, (2000, 2000, 0, 0, 0))
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:2000])
+
+
+@pytest.mark.parametrize(
+    "refusal", [Reply(status=400), WEB_PAGE, RESET, Reply(status=503)], ids=["400", "html", "reset", "503"]
+)
+@pytest.mark.parametrize("command", ["backfill", "pipe"])
+def test_a_service_that_never_accepts_leaves_everything_pending(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, refusal: Reply, command: str
+):
+    fake.default = refusal
+    arguments = [command, *([file] if command == "backfill" else []), "--summary", "json"]
+    with file.open("rb") as stdin:
+        result = shipper.run(*arguments, settings=HASTY, stdin=stdin)
+    assert (result.returncode, result.counts()) == (4, (300, 0, 0, 0, 300))
+    assert result.summary["outcome"] == "gave_up"
+    assert result.summary["message"] in result.stderr
+    assert_nothing_set_aside(shipper)
+
+    fake.default = Reply()
+    again = shipper.run(*arguments)
+    assert (again.returncode, again.counts()) == (0, (300, 300, 0, 0, 0))
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
+
+
+def test_what_was_accepted_before_it_gave_up_is_not_sent_again(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path
+):
+    fake.plan(Reply(), Reply())
+    fake.default = Reply(status=503)
+    result = shipper.backfill(file, settings=HASTY)
+    assert (result.returncode, result.counts()) == (4, (300, 200, 0, 0, 100))
+    fake.default = Reply()
+    assert shipper.backfill(file).counts() == (100, 100, 0, 0, 0)
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
+
+
+def test_a_service_that_does_not_answer_is_tried_again_after_the_read_timeout(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path
+):
+    fake.plan(HANG, HANG)
+    result = shipper.backfill(file, settings={**ONE_SENDER, "delivery.read_timeout_seconds": 0.2})
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    assert result.summary["retries"] == 2
+    assert "read_timeout" in result.stderr
+    assert fake.bodies[0] == fake.bodies[1] == fake.bodies[2]
+
+
+def test_an_answer_cut_short_is_no_acceptance(shipper: Shipper, fake: FakeService, sample: Sample, file: Path):
+    fake.plan(Reply(fault="truncate"), Reply(fault="truncate"))
+    result = shipper.backfill(file, settings=ONE_SENDER)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    assert result.summary["retries"] == 2
+    assert fake.bodies[0] == fake.bodies[1] == fake.bodies[2]
+
+
+def test_an_answer_that_trickles_for_ever_holds_nobody_up(shipper: Shipper, fake: FakeService, file: Path):
+    fake.plan(Reply(fault="trickle"))
+    result = shipper.backfill(file, settings={**ONE_SENDER, "delivery.read_timeout_seconds": 0.3}, limit_s=10)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+
+
+@pytest.mark.parametrize("headers", [{"Retry-After": "86400"}, {}], ids=["retry-after", "backoff"])
+@pytest.mark.parametrize("status", [503, 403])
+def test_sigterm_during_a_backoff_tries_once_more_and_ends_in_time(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, status: int, headers: dict[str, str]
+):
+    fake.default = Reply(status=status, headers=headers)
+    slow = {"delivery.retry_initial_seconds": 600, "delivery.retry_max_seconds": 600}
+    running = shipper.start(
+        "backfill",
+        file,
+        "--summary",
+        "json",
+        settings={**ONE_SENDER, **slow, "delivery.drain_timeout_seconds": 1.5},
+    )
+    running.wait_for("retry_scheduled")
+    before = fake.requests
+    started = time.monotonic()
+    result = running.stop(limit_s=15)
+    assert time.monotonic() - started < 10
+    assert fake.requests > before, "it did not try again"
+    assert (result.returncode, result.summary["outcome"]) == (4, "aborted")
+    assert result.counts() == (300, 0, 0, 0, 300)
+    assert_nothing_set_aside(shipper)
+
+
+def test_sigterm_during_a_backoff_delivers_if_the_service_is_back(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path
+):
+    fake.plan(Reply(status=503, headers={"Retry-After": "86400"}))
+    running = shipper.start("backfill", file, "--summary", "json", settings=ONE_SENDER)
+    running.wait_for("retry_scheduled")
+    result = running.stop(limit_s=15)
+    assert result.counts() == (300, 300, 0, 0, 0)
+    assert result.returncode == 0
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:300])
+
+
+def test_requests_carry_the_documented_headers_and_no_others(shipper: Shipper, fake: FakeService, file: Path):
+    assert (
+        shipper.backfill(file, env={"HTTP_PROXY": "http://127.0.0.1:9", "ALL_PROXY": "http://127.0.0.1:9"}).returncode
+        == 0
+    )
+    headers = {name.lower(): value for name, value in fake.headers[0].items()}
+    assert headers.pop("host") == fake.target.base_url.removeprefix("http://")
+    assert int(headers.pop("content-length")) == len(fake.bodies[0])
+    assert headers.pop("user-agent").startswith("shipper/")
+    assert headers == {
+        "content-type": "application/json",
+        "cache-control": "no-cache",
+        "authorization": f"Bearer {fake.target.token}",
+        "ocp-apim-subscription-key": fake.target.subscription_key,
+    }
+
+
+def test_no_body_is_larger_than_allowed(shipper: Shipper, fake: FakeService, sample: Sample, file: Path):
+    settings = {"batch.max_bytes": 20_000, "input.max_record_bytes": 10_000}
+    result = shipper.backfill(file, settings=settings)
+    assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
+    assert max(map(len, fake.bodies)) <= 20_000
+    assert min(sorted(map(len, fake.bodies))[1:]) > 19_000, "the room was not used"
+    assert sorted(event_ids(sample.lines[:300])) == sorted(fake.event_ids())
+
+
+def test_an_idle_connection_that_the_service_closed_is_no_failure(shipper: Shipper, fake: FakeService, sample: Sample):
+    """A keep-alive connection is closed between two batches; the second is delivered without anybody's notice."""
+    fake.default = Reply(headers={"Connection": "close"})
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"batch.linger_seconds": 0})
+    for index in range(5):
+        running.stdin.write(sample.lines[index])
+        running.stdin.flush()
+        running.wait_until(lambda count=index + 1: fake.answered == count, "accepted")
+    running.stdin.close()
+    result = running.finish()
+    assert (result.returncode, result.counts(), result.summary["retries"]) == (0, (5, 5, 0, 0, 0), 0)

@@ -1,0 +1,173 @@
+"""`shipper backfill`: files to their end, once."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed, event_ids
+from tests.e2e.fake_service import HANG, FakeService, events_of
+
+
+def test_backfill_delivers_every_event_once_and_a_second_run_finds_nothing(
+    shipper: Shipper, service: Service, sample: Sample, rng: Random
+):
+    first = shipper.backfill(sample.path)
+    assert first.returncode == 0
+    assert first.counts() == (len(sample.lines), len(sample.lines), 0, 0, 0)
+
+    second = shipper.backfill(sample.path)
+    assert second.returncode == 0
+    assert second.counts() == (0, 0, 0, 0, 0)
+    assert second.summary["requests"] == 0
+
+    service.assert_holds_exactly(sample.ids)
+    assert service.received == len(sample.ids)
+    for line in [sample.lines[0], sample.lines[-1], *rng.sample(sample.lines, 20)]:
+        (wanted,) = event_ids([line])
+        assert service.event(wanted)["raw"].encode() + b"\n" == line
+    assert shipper.read_state().checkpoints[0][3] == sample.path.stat().st_size
+
+
+def test_globs_folders_and_repeated_names_give_each_file_once(shipper: Shipper, service: Service, sample: Sample):
+    folder = shipper.folder / "exports" / "deeper"
+    folder.mkdir(parents=True)
+    for number in range(4):
+        (folder / f"{number}.ndjson").write_bytes(b"".join(sample.lines[number * 100 : number * 100 + 100]))
+    result = shipper.backfill("exports", "exports/**/*.ndjson", folder / "0.ndjson", folder / "[3].ndjson")
+    assert (result.returncode, result.counts()) == (0, (400, 400, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:400])
+    assert service.received == 400
+
+
+def test_a_file_that_has_grown_is_read_from_where_it_was_left(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    assert shipper.backfill(file).counts() == (10, 10, 0, 0, 0)
+    with file.open("ab") as out:
+        out.writelines(sample.lines[10:30])
+    file = file.rename(shipper.folder / "renamed.ndjson")
+    assert shipper.backfill(file).counts() == (20, 20, 0, 0, 0)
+    assert service.times_received() == dict.fromkeys(sample.ids[:30], 1)
+
+
+def test_an_empty_file_and_blank_lines_hold_no_records(shipper: Shipper, service: Service, sample: Sample):
+    (shipper.folder / "empty.ndjson").touch()
+    (shipper.folder / "blank.ndjson").write_bytes(b"\n \r\n\t\n")
+    crlf = b"\xef\xbb\xbf" + b"".join(line.replace(b"\n", b"\r\n\r\n") for line in sample.lines[:50]).rstrip()
+    (shipper.folder / "crlf.ndjson").write_bytes(crlf)
+    result = shipper.backfill("*.ndjson")
+    assert (result.returncode, result.counts()) == (0, (50, 50, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:50])
+    assert shipper.backfill("*.ndjson").counts() == (0, 0, 0, 0, 0)
+
+
+def test_a_first_sigterm_drains_and_the_next_run_goes_on(shipper: Shipper, fake: FakeService, sample: Sample):
+    shipper.target = fake.target
+    fake.plan(HANG)
+    running = shipper.start("backfill", sample.path, "--summary", "json", settings={"delivery.concurrency": 1})
+    running.wait_until(lambda: fake.requests, "a first request")
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for("drain_started")
+    fake.release()
+    stopped = running.finish()
+    read, accepted, *_, pending = stopped.counts()
+    assert stopped.returncode == 4, "there is more to read"
+    assert stopped.summary["outcome"] == "drained"
+    assert 0 < read == accepted < len(sample.ids), "the first run must end in the middle"
+    assert pending == 0
+
+    rest = shipper.backfill(sample.path)
+    assert (rest.returncode, rest.counts()) == (0, (len(sample.ids) - read, len(sample.ids) - read, 0, 0, 0))
+    assert Counter(fake.event_ids()) == Counter(sample.ids), "none lost, none sent twice"
+
+
+def test_repeated_records_are_counted_and_no_body_names_an_event_or_a_consumer_twice(
+    shipper: Shipper, fake: FakeService, sample: Sample, rng: Random
+):
+    shipper.target = fake.target
+    lines = sample.lines[:3000]
+    lines[::3] = [changed(line, ConsumerID=rng.choice((77, 78))) for line in lines[::3]]
+    mixed = [(float(index), line) for index, line in enumerate(lines)]
+    repeats = rng.sample(mixed, 500)
+    # The same EventId with other content is the same event, too.
+    repeats[:100] = [(index, changed(line, Username="somebody_else")) for index, line in repeats[:100]]
+    mixed += [(rng.uniform(index, len(lines)) + 0.5, line) for index, line in repeats]
+    file = shipper.folder / "repeats.ndjson"
+    file.write_bytes(b"".join(line for _, line in sorted(mixed)))
+
+    result = shipper.backfill(file, settings={"batch.max_events": 100})
+    assert (result.returncode, result.counts()) == (0, (3500, 3000, 0, 500, 0))
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:3000])
+    for body in fake.bodies:
+        for name in ("EventId", "ConsumerID"):
+            values = [event[name] for event in events_of(body)]
+            assert len(values) == len(set(values)), name
+    held = sum(event["ConsumerID"] in {77, 78} for body in fake.bodies for event in events_of(body))
+    assert held == 1000, "the case was not exercised"
+
+
+def test_a_duplicate_in_another_file_and_of_a_pending_event_is_counted(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    """The first of the two is not accepted when the second is read, and must not get lost with it."""
+    shipper.target = fake.target
+    fake.default = HANG
+    for name in ("a", "b"):
+        (shipper.folder / f"{name}.ndjson").write_bytes(b"".join(sample.lines[:20]))
+    arguments = ("backfill", "a.ndjson", "b.ndjson", "--summary", "json")
+    running = shipper.start(*arguments, settings={"batch.linger_seconds": 0, "state.commit_interval_seconds": 0.01})
+    running.wait_until(lambda: fake.requests and shipper.read_state().duplicates == 20, "the second file is settled")
+    running.kill()
+    assert fake.stored == []
+    fake.release()
+    result = shipper.run(*arguments)
+    assert result.returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:20])
+
+
+def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
+    shipper: Shipper, service: Service, sample: Sample, tmp_path: Path
+):
+    lengths = [262_145, 999_900, 1_020_000, 1_048_575, 1_048_576, 1_048_577, 64_000_000]
+    file = tmp_path / "long.ndjson"
+    with file.open("wb") as out:
+        for line, length in zip(sample.lines, lengths, strict=False):
+            out.write(line + b"x" * length + b"\n")
+        out.write(sample.lines[len(lengths)])
+    good = len(lengths) + 1
+    result = shipper.backfill(file, limit_s=20)
+    assert (result.returncode, result.counts()) == (3, (good + len(lengths), good, len(lengths), 0, 0))
+    service.assert_holds_exactly(sample.ids[:good])
+    state = shipper.read_state()
+    assert state.rules == ["oversized"] * len(lengths)
+    starts = []
+    offset = 0
+    for line, length in zip(sample.lines, lengths, strict=False):
+        starts.append(offset + len(line))
+        offset += len(line) + length + 1
+    assert [letter.start_offset for letter in state.dead_letters] == starts
+    assert result.peak_bytes < 150 << 20, "the line of 64 MB was held in memory"
+
+
+def test_a_valid_record_longer_than_a_read_is_delivered_where_the_limit_allows_it(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    long = changed(sample.lines[0], Username="x" * 3_000_000)
+    file = shipper.folder / "long.ndjson"
+    file.write_bytes(sample.lines[1] + long + sample.lines[2])
+    settings = {"input.max_record_bytes": 4_000_000, "batch.max_bytes": 5_000_000}
+    result = shipper.backfill(file, settings=settings)
+    assert (result.returncode, result.counts()) == (0, (3, 3, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:3])
+
+
+def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "bad.ndjson"
+    file.write_bytes(b"{}\n" * 6000 + sample.lines[0])
+    result = shipper.backfill(file, settings={"batch.max_events": 1, "state.commit_interval_seconds": 0.2}, limit_s=20)
+    assert (result.returncode, result.counts()) == (3, (6001, 1, 6000, 0, 0))
+    service.assert_holds_exactly(sample.ids[:1])

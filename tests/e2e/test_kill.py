@@ -1,0 +1,200 @@
+"""SIGKILL at any moment: nothing is lost, and what is sent again is what was not settled on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
+from tests.e2e.fake_service import HANG, OK, FakeService
+
+KILLS = 20
+EVENTS = 20_000
+# Slow enough to be hit in the middle, and with many commits, segments and batches to be hit in.
+SLOW = {
+    "batch.max_events": 20,
+    "delivery.concurrency": 2,
+    "state.commit_interval_seconds": 0.02,
+    "spool.segment_bytes": 300_000,
+}
+# Events that may be sent again after one kill: those in flight (2 x 20) and those settled since the last commit,
+# which are 0.02 s and the time of one commit. The bound leaves half a second for these.
+REPEATS_PER_KILL = 4000
+
+
+def kill_at_random(running: Running, service: Service, rng: Random) -> bool:
+    """
+    Kill a shipper at a random moment of its start or of its work.
+
+    Returns:
+        False if it had ended before.
+    """
+    if rng.random() < 0.4:
+        moment = rng.uniform(0, 0.4)
+        with suppress(subprocess.TimeoutExpired):
+            running.process.wait(moment)
+    else:
+        goal = service.received + rng.randrange(1, 1500)
+        wait_until(lambda: running.has_ended or service.received >= goal, f"{goal} events")
+    if running.has_ended:
+        return False
+    running.kill()
+    return True
+
+
+class Ledger:
+    """Compares what the service received with what the state store knows, kill by kill."""
+
+    def __init__(self, shipper: Shipper, service: Service) -> None:
+        self._shipper = shipper
+        self._service = service
+        self._received = self._accepted = 0
+        self.cuts = 0
+
+    def note_kill(self) -> None:
+        received, accepted = self._service.received, self._shipper.read_state().accepted
+        assert accepted <= received, "a checkpoint passed an event that the service does not have"
+        repeats = (received - self._received) - (accepted - self._accepted)
+        assert repeats <= REPEATS_PER_KILL, repeats
+        self.cuts += received > self._received  # it was cut in the middle of its work, not in its start
+        self._received, self._accepted = received, accepted
+
+
+def test_backfill_killed_at_random_moments_loses_nothing(
+    shipper: Shipper, service: Service, sample: Sample, rng: Random
+):
+    lines = sample.lines[:EVENTS]
+    bad = {index: b'{"bad": %d}\n' % index for index in rng.sample(range(EVENTS), 200)}
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(bad.get(index, b"") + line for index, line in enumerate(lines)))
+    kills = cuts = 0
+    while kills < KILLS:
+        # A new file to ship, until one that was killed often enough is through.
+        service.reset()
+        subprocess.run(["rm", "-rf", shipper.state], check=True, timeout=10)
+        ledger = Ledger(shipper, service)
+        while kills < KILLS:
+            running = shipper.start("backfill", file, "--summary", "json", settings=SLOW)
+            if not kill_at_random(running, service, rng):
+                assert running.finish().returncode in {0, 3}
+                break
+            kills += 1
+            ledger.note_kill()
+        last = shipper.backfill(file)
+        assert last.returncode in {0, 3}
+        assert last.counts()[4] == 0
+        cuts += ledger.cuts
+
+        service.assert_holds_exactly(sample.ids[:EVENTS])
+        state = shipper.read_state()
+        assert (state.read, state.accepted, state.duplicates) == (EVENTS + len(bad), EVENTS, 0)
+        assert sorted(letter.raw + b"\n" for letter in state.dead_letters) == sorted(bad.values())
+    assert cuts >= KILLS / 4, "too few were cut in the middle of their work"
+    print(f"{kills} kills, {cuts} while events were sent, {service.received - EVENTS} events sent again")
+
+
+def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
+    shipper: Shipper, service: Service, sample: Sample, rng: Random
+):
+    lines = sample.lines[:EVENTS]
+    data = b"".join(lines)
+    everything = set(lines)
+    ledger = Ledger(shipper, service)
+    kills = spooled_before_a_kill = 0
+    torn: list[bytes] = []
+    while kills < KILLS:
+        running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
+        # The producer stops anywhere in a line, and its end of the pipe stays open: the input has not ended.
+        producer = threading.Thread(target=_write, args=(running, data[: rng.randrange(len(data))]))
+        producer.start()
+        was_killed = kill_at_random(running, service, rng)
+        producer.join(10)
+        assert was_killed, "its input had not ended"
+        kills += 1
+        ledger.note_kill()
+
+        spooled = _spooled_lines(shipper)
+        torn += [line for line in spooled if not line.endswith(b"\n")]
+        complete = everything.intersection(spooled)
+        spooled_before_a_kill += bool(complete)
+        # Its recovery is killed, too, and then it is left alone; neither is fed anything.
+        if kills < KILLS and kill_at_random(shipper.start("pipe", "--summary", "json", settings=SLOW), service, rng):
+            kills += 1
+            ledger.note_kill()
+        recovered = shipper.pipe()
+        assert recovered.returncode in {0, 3}
+        assert service.holds(event_ids(complete)), "what had been spooled was lost"
+        assert not list(Path(shipper.state, "spool").iterdir()), "the spool is not empty"
+        ledger.note_kill()
+    assert spooled_before_a_kill >= 3, "too few kills hit a filled spool"
+    assert ledger.cuts >= 3, "too few were cut in the middle of their work"
+
+    last = shipper.pipe(data)
+    assert (last.returncode, last.counts()) == (0, (EVENTS, EVENTS, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:EVENTS])
+    letters = Counter(letter.raw for letter in shipper.read_state().dead_letters)
+    assert letters <= Counter(torn), "a dead letter that is not the torn end of what was spooled"
+
+
+def _write(running: Running, data: bytes) -> None:
+    with suppress(BrokenPipeError, ValueError):  # the reader was killed
+        running.stdin.write(data)
+        running.stdin.flush()
+
+
+def _spooled_lines(shipper: Shipper) -> list[bytes]:
+    """The lines in the segments; the checkpoint may have passed some of them."""
+    return [
+        line
+        for path in sorted(Path(shipper.state, "spool").glob("*"))
+        for line in path.read_bytes().splitlines(keepends=True)
+    ]
+
+
+def test_an_answer_that_is_outstanding_holds_the_checkpoint_back(shipper: Shipper, fake: FakeService, sample: Sample):
+    """Later batches are accepted, the first is not: everything from the first on is sent again."""
+    shipper.target = fake.target
+    fake.plan(HANG)
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:600]))
+    settings = {"batch.max_events": 100, "delivery.concurrency": 4, "delivery.drain_timeout_seconds": 0.1}
+    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
+    running.wait_until(lambda: fake.answered == 5, "five batches of six are accepted")
+    stopped = running.stop()  # its end saves all that may be saved
+    assert (stopped.returncode, stopped.summary["outcome"]) == (4, "aborted")
+    assert stopped.counts() == (600, 500, 0, 0, 100)
+    fake.release()
+    first = fake.event_ids(fake.bodies[:1])
+
+    again = shipper.backfill(file, settings=settings)
+    assert again.returncode == 0
+    position = sample.ids.index(first[0])
+    assert again.counts() == (600 - position, 600 - position, 0, 0, 0)
+    assert set(fake.event_ids(fake.bodies[6:])) == set(sample.ids[position:600])
+
+
+@pytest.mark.parametrize("command", ["backfill", "pipe"])
+def test_an_event_whose_answer_never_came_is_sent_again_after_a_kill(
+    shipper: Shipper, fake: FakeService, sample: Sample, command: str
+):
+    shipper.target = fake.target
+    fake.default = HANG
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:50]))
+    arguments = [command, *([file] if command == "backfill" else [])]
+    with file.open("rb") as stdin:
+        running = shipper.start(*arguments, settings={"batch.linger_seconds": 0}, stdin=stdin)
+        running.wait_until(lambda: fake.requests, "a first request")
+        running.kill()
+    assert shipper.read_state().accepted == 0
+    fake.default = OK
+    again = shipper.run(*arguments, "--summary", "json")
+    assert (again.returncode, again.counts()) == (0, (50, 50, 0, 0, 0))
+    assert fake.event_ids(fake.bodies[1:]) == sample.ids[:50]

@@ -1,0 +1,87 @@
+"""The watermark against a small model: whatever is settled in whatever order, no gap is passed."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from shipper.records import Batch, Rejection, Span, Stream
+from shipper.state.acks import Acks
+
+
+class Settling(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.acks = Acks()
+        self.streams = [Stream(stream_id=number, kind="file", path="x") for number in (1, 2)]
+        self.spans: dict[int, list[Span]] = {1: [], 2: []}
+        self.owed: list[tuple[Span, int]] = []
+        self.saved = {1: 0, 2: 0}
+        self.handed = {"read": 0, "accepted": 0, "duplicates": 0, "rejections": 0}
+
+    @rule(number=st.sampled_from([1, 2]), good=st.integers(0, 3), bad=st.integers(0, 2), repeated=st.integers(0, 2))
+    def open(self, number: int, good: int, bad: int, repeated: int) -> None:
+        spans = self.spans[number]
+        start = spans[-1].end_offset if spans else 0
+        rejections = [
+            Rejection(start_offset=start, end_offset=start + 1, rule="ip", message="", raw=b"") for _ in range(bad)
+        ]
+        span = Span(
+            stream=self.streams[number - 1],
+            start_offset=start,
+            end_offset=start + 10,
+            tail=b"t",
+            records=good + bad + repeated,
+            unsettled=good,
+            duplicates=repeated,
+            rejections=rejections,
+        )
+        spans.append(span)
+        self.acks.open(span)
+        self.owed += [(span, 1)] * good
+
+    @precondition(lambda self: self.owed)
+    @rule(data=st.data())
+    def accept(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, min(3, len(self.owed))))
+        parts = [self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1))) for _ in range(count)]
+        self.acks.accept(Batch(number=1, body=b"", events=count, parts=parts))
+
+    @rule()
+    def take(self) -> None:
+        for checkpoint in self.acks.take():
+            number = checkpoint.stream.stream_id
+            assert checkpoint.end_offset > self.saved[number]
+            self.saved[number] = checkpoint.end_offset
+            self.handed["read"] += checkpoint.read
+            self.handed["accepted"] += checkpoint.accepted
+            self.handed["duplicates"] += checkpoint.duplicates
+            self.handed["rejections"] += len(checkpoint.rejections)
+        for number, spans in self.spans.items():
+            prefix = 0
+            for span in spans:
+                if any(owing is span for owing, _ in self.owed):
+                    break
+                prefix = span.end_offset
+            assert self.saved[number] == prefix, "the checkpoint is the end of the settled prefix, no less and no more"
+        passed = [
+            span for number, spans in self.spans.items() for span in spans if span.end_offset <= self.saved[number]
+        ]
+        assert self.handed == {
+            "read": sum(span.records for span in passed),
+            "accepted": sum(span.accepted for span in passed),
+            "duplicates": sum(span.duplicates for span in passed),
+            "rejections": sum(len(span.rejections) for span in passed),
+        }
+        assert self.handed["read"] == self.handed["accepted"] + self.handed["duplicates"] + self.handed["rejections"]
+
+    @invariant()
+    def counts_add_up(self) -> None:
+        totals = self.acks.totals
+        assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
+        assert totals.pending == len(self.owed)
+
+
+TestSettling = Settling.TestCase
+TestSettling.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,90 @@
+"""The layering of the package: who may import whom. A convention that matters is a test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shipper
+
+ROOT = Path(shipper.__file__).parent
+
+# From the ground up; a module imports from its own unit and from lower layers, never from a neighbour or from above.
+LAYERS = [
+    {"errors", "wire", "records"},
+    {"addresses", "secrets"},
+    {"settings_schema"},
+    {"settings_sources"},
+    {"config"},
+    {"codec", "batching"},
+    {"sources", "delivery", "state", "report", "sandbox"},
+    {"pipeline"},
+    {"cli"},
+]
+OPEN_TO_ALL = {"telemetry", "__init__"}
+NO_IO = {"anyio", "asyncio", "httpx", "sqlite3", "socket", "time", "random", "os", "threading", "subprocess"}
+PURE = {"errors", "wire", "records", "codec", "batching"}
+
+
+def unit_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the dotted names of all imports, also those inside functions."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_units(path: Path) -> set[str]:
+    """Tell which units of the package a module imports."""
+    units = set()
+    for name in imports_of(path):
+        parts = name.split(".")
+        if parts[0] == "shipper" and len(parts) > 1:
+            known = (ROOT / parts[1]).is_dir() or (ROOT / f"{parts[1]}.py").exists()
+            units.add(parts[1] if known else "__init__")
+    return units
+
+
+MODULES = sorted(ROOT.rglob("*.py"))
+LEVEL = {unit: level for level, units in enumerate(LAYERS) for unit in units}
+
+
+def test_every_unit_has_a_layer():
+    units = {unit_of(path) for path in MODULES} - OPEN_TO_ALL - {"__main__"}
+    assert units == set(LEVEL)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_down_only(path: Path):
+    unit = unit_of(path)
+    if unit in OPEN_TO_ALL | {"__main__"}:
+        return
+    for other in own_units(path) - OPEN_TO_ALL - {unit}:
+        assert LEVEL[other] < LEVEL[unit], f"{unit} must not import {other}"
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if unit_of(path) in PURE], ids=lambda path: path.name)
+def test_the_core_is_pure(path: Path):
+    assert not {name.split(".")[0] for name in imports_of(path)} & NO_IO
+
+
+def test_the_http_library_stands_behind_one_file():
+    users = {str(path.relative_to(ROOT)) for path in MODULES if {"httpx", "httpcore"} & set(imports_of(path))}
+    assert users == {"delivery/endpoint.py"}
+
+
+def test_only_the_command_line_reads_the_clock_of_the_wall():
+    users = {unit_of(path) for path in MODULES if "time" in set(imports_of(path))}
+    assert users <= {"cli"}
