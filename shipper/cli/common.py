@@ -6,12 +6,13 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import structlog
 import typer
 
-from shipper.config import Settings, literal_secrets, load_settings
+from shipper.config import Settings, literal_secrets, load_written, require_endpoint, settings_from
+from shipper.errors import ConfigError
 from shipper.telemetry.logs import configure_logs
 
 T = TypeVar("T")
@@ -33,20 +34,29 @@ def prepare(
     overrides: list[str] | None,
     log_level: str | None,
     log_format: str | None,
-    flags: dict[str, Any] | None = None,
+    needs: Literal["intake", "report"] | None = None,
 ) -> Settings:
     """
     Read the settings and set up the logs.
 
+    Args:
+        needs: The endpoint that the command cannot do without.
     Raises:
         ConfigError: The first thing that is wrong with a setting.
     """
-    settings = load_settings(
+    written = load_written(
         config_path=config,
         environ=os.environ,
         overrides=overrides or (),
-        flags={"log.level": log_level, "log.format": log_format, **(flags or {})},
+        flags={"log.level": log_level, "log.format": log_format},
     )
+    settings = settings_from(written, environ=os.environ)
+    if needs is not None:
+        try:
+            require_endpoint(settings, needs)
+        except ConfigError as error:
+            sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
+            raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
     configure_logs(settings.log.level, settings.log.format)
     if keys := literal_secrets(settings):
         structlog.get_logger("config").warning(

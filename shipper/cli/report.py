@@ -41,8 +41,7 @@ def report(
     """
     if form not in {"table", "json"}:
         raise typer.BadParameter(f"{form!r} is not a form of report; there are: table, json")
-    settings = prepare(config, overrides, log_level, log_format)
-    require_endpoint(settings, "report")
+    settings = prepare(config, overrides, log_level, log_format, needs="report")
 
     from shipper.report.client import read_report
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async
-from shipper.config import Settings, require_endpoint
+from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def run(
 
     Example: shipper run --config /etc/shipper/shipper.toml
     """
-    settings = prepare(config, overrides, log_level, log_format)
-    require_endpoint(settings, "intake")
+    settings = prepare(config, overrides, log_level, log_format, needs="intake")
     if not settings.input.include:
         raise ConfigError('is missing: write include = ["/var/log/app/*.ndjson"] under [input]', key="input.include")
 
@@ -81,8 +80,7 @@ def pipe(
     form = _checked_form(summary)
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
-    settings = prepare(config, overrides, log_level, log_format)
-    require_endpoint(settings, "intake")
+    settings = prepare(config, overrides, log_level, log_format, needs="intake")
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
         from shipper.sources.spool import Spool
@@ -118,8 +116,7 @@ def backfill(
     Example: shipper backfill 'exports/*.ndjson' --summary json
     """
     form = _checked_form(summary)
-    settings = prepare(config, overrides, log_level, log_format)
-    require_endpoint(settings, "intake")
+    settings = prepare(config, overrides, log_level, log_format, needs="intake")
     files = named_files(paths, settings)
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:

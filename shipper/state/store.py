@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -70,11 +71,17 @@ class Store:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "state.db"
-        try:
+        with self._understood():
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
             self._open()
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Translate what goes wrong when the database is opened or read."""
+        try:
+            yield
         except (OSError, sqlite3.Error) as error:
             raise StateError(
                 f"{self._path} cannot be used ({error}). It was left as it is. To start over, move it away: "
@@ -105,23 +112,26 @@ class Store:
 
     def streams(self, kind: StreamKind) -> list[Stream]:
         """Read the known streams of one kind, older ones first."""
-        rows = self._db.execute(
-            "SELECT stream_id, kind, path, device, inode, checkpoint, head_bytes, head_digest, marker_bytes, "
-            "marker_digest FROM streams WHERE kind = ? ORDER BY stream_id",
-            (kind,),
-        )
-        names = [column[0] for column in rows.description]
-        return [Stream(**dict(zip(names, row, strict=True))) for row in rows]
+        with self._understood():
+            rows = self._db.execute(
+                "SELECT stream_id, kind, path, device, inode, checkpoint, head_bytes, head_digest, marker_bytes, "
+                "marker_digest FROM streams WHERE kind = ? ORDER BY stream_id",
+                (kind,),
+            )
+            names = [column[0] for column in rows.description]
+            return [Stream(**dict(zip(names, row, strict=True))) for row in rows]
 
     def youngest_stream_id(self) -> int:
         """Tell the greatest stream id that was ever saved."""
-        return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
+        with self._understood():
+            return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
 
     def totals(self) -> Totals:
         """Read what became of all records before the checkpoints."""
-        read, accepted, dead_lettered, duplicates = self._db.execute(
-            "SELECT read, accepted, dead_lettered, duplicates FROM totals"
-        ).fetchone()
+        with self._understood():
+            read, accepted, dead_lettered, duplicates = self._db.execute(
+                "SELECT read, accepted, dead_lettered, duplicates FROM totals"
+            ).fetchone()
         return Totals(read=read, accepted=accepted, dead_lettered=dead_lettered, duplicates=duplicates)
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> None:
@@ -207,4 +217,5 @@ class Store:
 
     def forget(self, stream_ids: Iterable[int]) -> None:
         """Drop streams whose input no longer exists; their dead letters and counts stay."""
-        self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(stream_id,) for stream_id in stream_ids])
+        with self._understood():
+            self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
