@@ -28,14 +28,15 @@ class Reply:
     Attributes:
         fault: `hang` = no answer until `FakeService.release`; `reset` = the connection is reset before anything is
             stored; `store_and_reset` = reset when the events are stored, so that the answer is lost; `truncate` = the
-            connection is closed in the middle of the answer; `trickle` = the answer comes a byte at a time, for ever.
+            connection is closed in the middle of the answer; `stall` = no more comes after a part of the answer;
+            `trickle` = the answer comes a byte at a time, for ever.
     """
 
     status: int = 202
     body: bytes = b"{}"
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
-    fault: Literal["", "hang", "reset", "store_and_reset", "truncate", "trickle"] = ""
+    fault: Literal["", "hang", "reset", "store_and_reset", "truncate", "stall", "trickle"] = ""
 
     @property
     def stores(self) -> bool:
@@ -201,15 +202,16 @@ class _Handler(BaseHTTPRequestHandler):
         service.done()
 
     def _answer(self, reply: Reply) -> None:
-        is_cut = reply.fault in {"truncate", "trickle"}
+        is_cut = reply.fault in {"truncate", "stall", "trickle"}
         self.send_response(reply.status)
         for name, value in {"Content-Type": reply.content_type, **reply.headers}.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(reply.body) + 1_000_000 * is_cut))
         self.end_headers()
         self.wfile.write(reply.body)
-        while reply.fault == "trickle" and not self.server.service.is_closing:
-            self.wfile.write(b" ")
+        while reply.fault in {"stall", "trickle"} and not self.server.service.is_closing:
+            if reply.fault == "trickle":
+                self.wfile.write(b" ")
             time.sleep(0.05)
         self.close_connection |= is_cut
 

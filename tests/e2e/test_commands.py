@@ -1,0 +1,185 @@
+"""The other commands, as a newcomer and a script use them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import tomllib
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target
+
+
+def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path: Path):
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    result = shipper.run("demo", "--events", "2000", configured=False, env={"TMPDIR": str(temporary)}, check=False)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert "2,000 accepted" in result.stdout
+    assert "0 pending" in result.stdout
+    assert "once more with the same file: 0 read" in result.stdout
+    assert list(temporary.iterdir()) == []
+    assert not shipper.state.exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sample --count 1000", "sample --count 100000", "config init -", "--help", "report 1001 {0} {0} --format json"],
+)
+def test_a_reader_that_has_enough_is_no_error(shipper: Shipper, service: Service, command: str):
+    environment = shipper.environment() | {
+        f"SHIPPER__REPORT__{name.upper()}": value for name, value in service.target._asdict().items()
+    }
+    line = f"'{SHIPPER}' {command.format('2026-01-01')} | head -c 5"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, timeout=20, env=environment, cwd=shipper.folder
+    )
+    words = [text for text in done.stderr.decode().splitlines() if "literal_secret" not in text]
+    assert (done.returncode, words, len(done.stdout)) == (0, [], 5)
+
+
+def test_a_reader_that_has_gone_does_not_cost_the_work(shipper: Shipper, service: Service, sample: Sample):
+    """The summary cannot be written; everything is delivered and saved all the same."""
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:100]))
+    line = f"'{SHIPPER}' backfill '{file}' --config '{shipper.config}' --summary json | true"
+    done = subprocess.run(
+        ["bash", "-c", f"{line}; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        timeout=20,
+        env=shipper.environment(),
+        cwd=shipper.folder,
+    )
+    assert done.stdout.strip() == b"0"
+    assert b"Traceback" not in done.stderr
+    service.assert_holds_exactly(sample.ids[:100])
+    assert shipper.read_state().accepted == 100
+
+
+def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:500]))
+    assert shipper.backfill(file).returncode == 0
+    config = shipper.config.read_text()
+    shipper.config.write_text(
+        f'{config}[report]\nbase_url = "{service.target.base_url}"\n'
+        'subscription_key = { env = "INTAKE_KEY" }\ntoken = { env = "INTAKE_TOKEN" }\n'
+    )
+    today = datetime.now(UTC).date()
+    period = [str(today - timedelta(days=31)), str(today)]
+
+    table = shipper.run("report", "1001", *period, check=False)
+    assert table.returncode == 0
+    assert "Sandbox Affiliate" in table.stdout
+    totals = re.findall(r"total +([0-9,]+) ", table.stdout)[:3]  # the first of the two tables, one per brand
+    assert sum(int(total.replace(",", "")) for total in totals) == 500
+
+    exact = shipper.run("report", "1001", *period, "--format", "json", check=False)
+    assert exact.returncode == 0
+    document = json.loads(exact.stdout)
+    assert document["source"]["affilaiteAccountId"] == 1001
+    registered = sum(
+        source["conversions"]["registrations"]["result"]
+        for brand in document["brands"]
+        for source in brand["marketingSources"]
+    )
+    assert registered == 500
+
+    for arguments, code, word in (
+        (["2002", *period], 1, "404"),
+        (["1001", *reversed(period)], 1, ""),
+        (["1001", "2026-13-01", "2026-13-02"], 2, "2026-13-01"),
+        (["1001", *period, "--format", "csv-like"], 2, "csv-like"),
+    ):
+        refused = shipper.run("report", *arguments, check=False)
+        assert (refused.returncode, refused.stdout) == (code, ""), arguments
+        assert word in refused.stderr
+
+
+def test_config_init_and_show_make_a_file_that_ships(shipper: Shipper, service: Service, sample: Sample):
+    created = shipper.run("config", "init", configured=False, check=False)
+    assert created.returncode == 0
+    path = shipper.folder / "shipper.toml"
+    assert path.stat().st_mode & 0o777 == 0o600
+    written = path.read_text()
+    tomllib.loads(written)
+
+    again = shipper.run("config", "init", configured=False, check=False)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+    assert path.read_text() == written
+
+    path.write_text(written.replace("https://intake.example.com", service.target.base_url))
+    shown = shipper.run("config", "show", "--set", "batch.max_events=77", configured=False, check=False)
+    assert shown.returncode == 0
+    settings = tomllib.loads(shown.stdout)
+    assert settings["intake"]["base_url"] == service.target.base_url
+    assert settings["intake"]["token"] == {"env": "INTAKE_TOKEN"}
+    assert settings["batch"]["max_events"] == 77
+    assert service.target.token not in shown.stdout
+
+    (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    shipped = shipper.run("backfill", "events.ndjson", configured=False, settings={"state.directory": shipper.state})
+    assert shipped.returncode == 0
+    service.assert_holds_exactly(sample.ids[:10])
+
+
+def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shipper, sample: Sample):
+    config = shipper.folder / "sandbox.toml"
+    running = shipper.start("sandbox", "--port", "0", "--write-config", config, configured=False, check=False)
+    running.wait_until(config.exists, "the configuration is written")
+    assert config.stat().st_mode & 0o777 == 0o600
+    with Service(Target(**tomllib.loads(config.read_text())["intake"])) as service:
+        file = shipper.folder / "events.ndjson"
+        file.write_bytes(b"".join(sample.lines[:2000]))
+        arguments = ["backfill", file, "--config", config, "--summary", "json"]
+        result = shipper.run(*arguments, configured=False, settings={"state.directory": shipper.state})
+        assert (result.returncode, result.counts()) == (0, (2000, 2000, 0, 0, 0))
+        service.assert_holds_exactly(sample.ids[:2000])
+    running.process.send_signal(signal.SIGINT)
+    assert running.finish(limit_s=10).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "",
+        "run",
+        "pipe",
+        "backfill",
+        "validate",
+        "demo",
+        "report",
+        "sandbox",
+        "sample",
+        "config",
+        "config init",
+        "config show",
+    ],
+)
+def test_every_command_has_help(command: str):
+    done = subprocess.run([SHIPPER, *command.split(), "--help"], capture_output=True, timeout=20, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Usage: shipper" in done.stdout
+    assert command in {"", "config"} or "Example:" in done.stdout
+
+
+def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    text = shipper.run("backfill", file)
+    assert (text.returncode, text.stdout) == (0, "")
+    assert "10 accepted" in text.stderr
+    form = shipper.backfill(file)
+    assert form.stdout.endswith("}\n")
+    names = ["read", "accepted", "dead_lettered", "duplicates", "pending", "batches", "requests", "retries", "seconds"]
+    assert set(names) <= set(form.summary)

@@ -1,0 +1,170 @@
+"""Nobody else on the machine can read the state, and no log says what only a record or a secret should."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.fake_service import HANG, WEB_PAGE, FakeService, Reply
+
+
+def _modes(folder: Path) -> Iterator[tuple[str, int, bool]]:
+    for path in [folder, *sorted(folder.rglob("*"))]:
+        status = path.lstat()
+        yield str(path.relative_to(folder)), stat.S_IMODE(status.st_mode), stat.S_ISDIR(status.st_mode)
+
+
+def test_the_state_is_for_its_owner_only_while_it_is_used(shipper: Shipper, fake: FakeService, sample: Sample):
+    """Looked at in the middle, when all side files are there; the umask and the directory's mode were generous."""
+    shipper.target = fake.target
+    fake.plan(Reply())
+    fake.default = HANG
+    shipper.state.mkdir(mode=0o755)
+    shipper.state.chmod(0o755)
+    settings = {"batch.max_events": 1, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.01}
+    running = shipper.start("pipe", stdin=subprocess.PIPE, umask=0, settings=settings)
+    running.stdin.write(b"broken\n" + sample.lines[0] + sample.lines[1])
+    running.stdin.flush()
+    running.wait_until(lambda: shipper.read_state().read == 2, "a first commit")
+    modes = list(_modes(shipper.state))
+    running.kill()
+    names = {name for name, *_ in modes}
+    assert {".", "lock", "spool", "state.db", "state.db-shm", "state.db-wal"} <= names
+    assert any(name.startswith("spool/") for name in names), names
+    assert [mode for mode in modes if mode[1] != (0o700 if mode[2] else 0o600)] == []
+
+
+def test_state_of_an_earlier_version_with_generous_modes_is_closed(shipper: Shipper, service: Service, sample: Sample):
+    assert shipper.pipe(sample.lines[0]).returncode == 0
+    shipper.state.chmod(0o777)
+    assert shipper.pipe(sample.lines[1]).returncode == 0
+    assert stat.S_IMODE(shipper.state.stat().st_mode) == 0o700
+
+
+CANARIES = {
+    "IP": "198.51.100.213",
+    "Username": "canary_bird_4711",
+}
+
+
+def _canary_lines(sample: Sample) -> list[bytes]:
+    """Good records, repeated ones, and records that are broken in every way, each with the canaries in it."""
+    good = [changed(line, **CANARIES) for line in sample.lines[:40]]
+    broken = [
+        changed(good[0], EventId="not-a-uuid"),
+        changed(good[1], IP=f"{CANARIES['IP']}.9"),
+        changed(good[2], Timestamp="2999-01-01T00:00:00Z"),
+        changed(good[3], BTag=CANARIES["Username"]),
+        changed(good[4], ConsumerID=CANARIES["Username"]),
+        changed(good[5], ConsumerCountry=CANARIES["Username"]),
+        changed(good[6], Extra=CANARIES["Username"]),
+        changed(good[7], **{CANARIES["Username"]: 1}),
+        changed(good[8], BrandID=...),
+        good[9][:-20] + b"\n",
+        good[10][:60] + b"\xff" + good[10][60:],
+        good[11].rstrip() * 2 + b"\n",
+        changed(good[12], Username=CANARIES["Username"] * 20_000),
+    ]
+    return [*good, *good[:5], *broken]
+
+
+def _secrets(shipper: Shipper) -> list[str]:
+    return [shipper.target.token, shipper.target.subscription_key, *CANARIES.values()]
+
+
+def assert_says_nothing(text: str, secrets: list[str]) -> None:
+    assert [secret for secret in secrets if secret in text] == []
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+@pytest.mark.parametrize("command", ["backfill", "pipe", "run"])
+def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
+    shipper: Shipper, service: Service, sample: Sample, command: str, log_format: str
+):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(_canary_lines(sample)))
+    arguments = ["--log-level", "debug", "--log-format", log_format]
+    with file.open("rb") as stdin:
+        if command == "run":
+            settings = {"input.include": f'["{file}"]', "batch.linger_seconds": 0.01}
+            running = shipper.start("run", *arguments, settings=settings)
+            running.wait_until(lambda: service.stored == 40, "all good records")
+            result = running.stop()
+            assert result.returncode == 0
+        else:
+            paths = [file] if command == "backfill" else []
+            result = shipper.run(command, *paths, *arguments, stdin=stdin)
+            assert result.returncode == 3
+    assert "batch_sent" in result.stderr, "debug was not on"
+    state = shipper.read_state()
+    assert (state.accepted, state.dead_lettered, state.duplicates) == (40, 13, 5)
+    secrets = _secrets(shipper)
+    assert_says_nothing(result.stderr + result.stdout, secrets)
+    assert_says_nothing("\n".join(os.fsdecode(path) for path in shipper.folder.rglob("*")), secrets)
+    if log_format == "json":
+        logged = [line for line in result.stderr.splitlines() if line.startswith("{")]
+        assert all(json.loads(line)["event"] for line in logged)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        Reply(status=400, body=json.dumps({"message": f"Event 0: {CANARIES} is refused"}).encode()),
+        Reply(status=422, body=f"user {CANARIES['Username']} at {CANARIES['IP']}".encode(), content_type="text/plain"),
+        Reply(
+            status=401, body=b'{"message":"token fake-token and subscription key fake-subscription-key are invalid"}'
+        ),
+        Reply(status=202, body=json.dumps({"rejected": [{"index": 0, "message": str(CANARIES)}]}).encode()),
+        Reply(status=500, body=str(CANARIES).encode()),
+        Reply(status=302, headers={"Location": "https://x.example.com/?token=fake-token"}),
+        WEB_PAGE,
+        Reply(fault="reset"),
+    ],
+    ids=lambda reply: reply.fault or str(reply.status),
+)
+def test_a_failure_that_quotes_a_record_or_a_secret_is_not_repeated_in_the_log(
+    shipper: Shipper, fake: FakeService, sample: Sample, failure: Reply
+):
+    shipper.target = fake.target
+    fake.default = failure
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(_canary_lines(sample)))
+    settings = {"delivery.give_up_after_seconds": 0.1, "delivery.retry_initial_seconds": 0.01}
+    result = shipper.backfill(file, "--log-level", "debug", settings=settings)
+    assert result.returncode == 4
+    assert fake.requests
+    assert_says_nothing(result.stderr + result.stdout, _secrets(shipper))
+
+
+def test_a_secret_that_cannot_be_sent_is_named_and_not_shown(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0])
+    for token in ("canary\ntoken", "canary-töken-→", "canary\0"[:6] + "\x7f", " canary ", ""):
+        shipper.target = service.target._replace(token=token)
+        result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.1})
+        assert result.returncode in {2, 4}, result
+        assert "token" in result.stderr
+        assert_says_nothing(result.stderr + result.stdout, ["canary"])
+
+
+def test_a_secret_file_that_others_can_read_is_refused(shipper: Shipper, service: Service, sample: Sample):
+    token = shipper.folder / "token"
+    token.write_text(service.target.token + "\n")
+    token.chmod(0o644)
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0])
+    settings = {"intake.token": f'{{ file = "{token}" }}'}
+    refused = shipper.backfill(file, settings=settings)
+    assert refused.returncode == 2
+    assert str(token) in refused.stderr
+    assert "intake.token" in refused.stderr
+    token.chmod(0o600)
+    assert shipper.backfill(file, settings=settings).returncode == 0

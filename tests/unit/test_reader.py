@@ -1,0 +1,187 @@
+"""A reader gives whole lines, and knows its file again."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from shipper.errors import SourceError
+from shipper.records import Stream, digest
+from shipper.sources.files import StreamBook, find_files
+from shipper.sources.reader import READ_BYTES, StreamReader, is_same
+
+LIMIT = 5000
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "a.log"
+
+
+@pytest.fixture
+def reader(file: Path):
+    file.touch()
+    stream = Stream(stream_id=1, kind="file", path=str(file))
+    reader = StreamReader(os.open(file, os.O_RDONLY), stream, file, max_record_bytes=LIMIT)
+    yield reader
+    reader.close()
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as out:
+        out.write(data)
+
+
+def test_a_torn_line_waits_for_its_newline(file: Path, reader: StreamReader):
+    append(file, b"one\ntw")
+    chunk = reader.read(is_final=False)
+    assert chunk
+    assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"one\n", 0, 4)
+    assert reader.read(is_final=False) is None
+    append(file, b"o\n")
+    chunk = reader.read(is_final=False)
+    assert chunk
+    assert (chunk.data, chunk.start_offset, chunk.end_offset) == (b"two\n", 4, 8)
+
+
+def test_the_end_of_the_input_ends_a_torn_line(file: Path, reader: StreamReader):
+    append(file, b"one\ntw")
+    first, second = reader.read(is_final=True), reader.read(is_final=True)
+    assert first
+    assert second
+    assert (first.data, second.data, second.end_offset) == (b"one\n", b"tw", 6)
+    assert reader.read(is_final=True) is None
+
+
+def test_chunks_are_contiguous_and_bounded(file: Path, reader: StreamReader):
+    lines = [b"%07d" % number * 100 + b"\n" for number in range(5000)]
+    append(file, b"".join(lines))
+    data, offset = b"", 0
+    while chunk := reader.read(is_final=False):
+        assert chunk.start_offset == offset
+        assert len(chunk.data) <= READ_BYTES
+        offset = chunk.end_offset
+        data += chunk.data
+    assert data == b"".join(lines)
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+def test_a_line_that_is_never_a_record_is_skipped_by_position(file: Path, reader: StreamReader, has_end: bool):
+    append(file, b"x" * (3 * READ_BYTES))
+    assert reader.read(is_final=False) is None
+    append(file, b"x" * READ_BYTES)
+    assert reader.read(is_final=False) is None
+    if has_end:
+        append(file, b"x\nnext\n")
+    skipped = reader.read(is_final=not has_end)
+    assert skipped
+    assert (skipped.is_oversized, skipped.data) == (True, b"")
+    assert (skipped.start_offset, skipped.end_offset) == (0, 4 * READ_BYTES + 2 * has_end)
+    following = reader.read(is_final=True)
+    assert (following.data if following else None) == (b"next\n" if has_end else None)
+
+
+def test_a_long_line_is_read_whole_where_the_limit_allows_it(file: Path):
+    line = b"y" * (2 * READ_BYTES) + b"\n"
+    append(file, line + b"short\n")
+    stream = Stream(stream_id=1, kind="file", path=str(file))
+    reader = StreamReader(os.open(file, os.O_RDONLY), stream, file, max_record_bytes=2 * READ_BYTES)
+    first, second = reader.read(is_final=False), reader.read(is_final=False)
+    reader.close()
+    assert first
+    assert second
+    assert (first.data == line, second.data) == (True, b"short\n")
+
+
+def test_the_head_grows_with_the_file_up_to_a_kibibyte(file: Path, reader: StreamReader):
+    append(file, b"0123456789\n")
+    reader.read(is_final=False)
+    assert (reader.stream.head_bytes, reader.stream.head_digest) == (11, digest(b"0123456789\n"))
+    append(file, b"z" * 2000 + b"\n")
+    reader.read(is_final=False)
+    assert (reader.stream.head_bytes, reader.stream.head_digest) == (1024, digest(file.read_bytes()[:1024]))
+
+
+def known(path: Path, checkpoint: int) -> Stream:
+    data = path.read_bytes()
+    status = path.stat()
+    tail = data[max(0, checkpoint - 64) : checkpoint]
+    return Stream(
+        stream_id=9,
+        kind="file",
+        path=str(path),
+        device=status.st_dev,
+        inode=status.st_ino,
+        checkpoint=checkpoint,
+        head_bytes=min(1024, checkpoint),
+        head_digest=digest(data[: min(1024, checkpoint)]),
+        marker_bytes=len(tail),
+        marker_digest=digest(tail),
+    )
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (b"a\nb\nc\n", True),
+        (b"a\nb\nc\nd\n", True),
+        (b"a\nb\n", False),
+        (b"", False),
+        (b"x\nb\nc\n", False),
+        (b"a\nb\nX\nmore and more\n", False),
+    ],
+    ids=["same", "grown", "shrunk", "empty", "other head", "other tail, regrown"],
+)
+def test_a_file_is_known_by_its_bytes(file: Path, now: bytes, expected: bool):
+    file.write_bytes(b"a\nb\nc\n")
+    stream = known(file, 6)
+    file.write_bytes(now)
+    with file.open("rb") as opened:
+        assert is_same(opened.fileno(), stream) is expected
+    reader = StreamBook([stream], count(10).__next__, max_record_bytes=LIMIT).open(file)
+    reader.close()
+    assert (reader.stream.stream_id, reader.offset) == ((9, 6) if expected else (10, 0))
+
+
+def test_opened_again_it_goes_on_where_this_process_has_read(file: Path):
+    file.write_bytes(b"a\nb\n")
+    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    reader = book.open(file)
+    reader.read(is_final=False)
+    reader.close()
+    again = book.open(file)
+    again.close()
+    assert (again.stream, again.offset) == (reader.stream, 4)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "fifo")
+    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    with pytest.raises(SourceError, match="not a regular file"):
+        book.open(tmp_path / "fifo")
+    with pytest.raises(SourceError, match="cannot be read"):
+        book.open(tmp_path / "nothing")
+
+
+def test_names_globs_and_folders_are_found_once_and_the_own_directory_never(tmp_path: Path):
+    for name in ("a.log", "b.log", "sub/c.log", "sub/deep/d.log", "state/spool/1.log"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+
+    def found(*patterns: str, exclude: tuple[str, ...] = ()) -> list[str]:
+        absolute = [str(tmp_path / pattern) for pattern in patterns]
+        paths = find_files(
+            absolute, own_directory=tmp_path / "state", exclude=[str(tmp_path / pattern) for pattern in exclude]
+        )
+        return [str(path.relative_to(tmp_path)) for path in paths]
+
+    assert found("a.log", "*.log") == ["a.log", "b.log"]
+    assert found("**/*.log") == ["a.log", "b.log", "sub/c.log", "sub/deep/d.log"]
+    assert found("sub") == ["sub/c.log", "sub/deep/d.log"]
+    assert found("*.log", exclude=("b*",)) == ["a.log"]
+    assert found("nothing.log") == ["nothing.log"], "so that the caller can say that it is not there"
+    assert found("nothing*.log") == []
+    assert found("state/spool/1.log") == []

@@ -1,0 +1,155 @@
+"""The state store: one transaction, private files, and no trust in what it did not write."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shipper.errors import StateError, StateInUseError
+from shipper.records import Checkpoint, Rejection, Stream, digest
+from shipper.state.directory import locked_directory
+from shipper.state.store import Store
+
+
+def checkpoint(stream_id: int = 1, end: int = 100, *, bad: int = 1, **changes: Any) -> Checkpoint:
+    stream = Stream(
+        stream_id=stream_id, kind="file", path="/a", device=5, inode=6, head_bytes=3, head_digest=digest(b"abc")
+    )
+    for name in ("kind", "inode", "path"):
+        if name in changes:
+            setattr(stream, name, changes.pop(name))
+    rejections = [
+        Rejection(start_offset=at, end_offset=at + 3, rule="ip", message="no", raw=b"\xff{}", event_id="e")
+        for at in range(bad)
+    ]
+    fields = {"read": 5 + bad, "accepted": 4, "duplicates": 1, "tail": b"tail", **changes}
+    return Checkpoint(stream=stream, end_offset=end, rejections=rejections, **fields)
+
+
+def dead_letters(directory: Path) -> list[tuple[Any, ...]]:
+    with sqlite3.connect(directory / "state.db") as db:
+        rows = db.execute("SELECT stream_id, start_offset, rule, delivery, raw FROM dead_letters").fetchall()
+    db.close()
+    return rows
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+def test_what_was_saved_is_there_after_a_restart(tmp_path: Path):
+    store = Store(tmp_path)
+    store.save([checkpoint(end=100), checkpoint(2, 50, inode=7, bad=0)], now_s=1.0)
+    store.save([checkpoint(end=180, bad=0)], now_s=2.0)
+    store.close()
+    store = Store(tmp_path)
+    first, second = store.streams("file")
+    assert (first.stream_id, first.checkpoint, first.marker_bytes, first.marker_digest) == (1, 180, 4, digest(b"tail"))
+    assert (second.stream_id, second.checkpoint) == (2, 50)
+    totals = store.totals()
+    assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
+    assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
+    assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
+    assert store.youngest_stream_id() == 2
+    store.close()
+
+
+def test_a_save_that_fails_half_way_saves_nothing(store: Store, tmp_path: Path):
+    store.save([checkpoint(end=10, bad=0)], now_s=1.0)
+    with pytest.raises(StateError, match="nothing is lost"):
+        store.save([checkpoint(end=100, bad=2), checkpoint(2, 50, inode=7, path=None)], now_s=2.0)
+    assert [stream.checkpoint for stream in store.streams("file")] == [10]
+    assert store.totals().read == 5
+    assert dead_letters(tmp_path) == []
+    store.save([checkpoint(end=20, bad=1)], now_s=3.0)
+    assert len(dead_letters(tmp_path)) == 1
+
+
+def test_a_younger_stream_of_the_same_file_takes_its_place_and_ids_are_never_used_again(store: Store):
+    store.save([checkpoint(1)], now_s=1.0)
+    store.save([checkpoint(2)], now_s=2.0)
+    store.save([checkpoint(1, 200)], now_s=3.0)
+    assert [stream.stream_id for stream in store.streams("file")] == [1, 2]
+    store.save([checkpoint(2, 300)], now_s=4.0)
+    assert [stream.stream_id for stream in store.streams("file")] == [2]
+    store.forget([2])
+    assert store.streams("file") == []
+    assert store.youngest_stream_id() == 2
+
+
+def test_kinds_of_streams_stay_apart(store: Store):
+    store.save([checkpoint(1, kind="spool"), checkpoint(2)], now_s=1.0)
+    assert [stream.stream_id for stream in store.streams("spool")] == [1]
+    assert [stream.stream_id for stream in store.streams("file")] == [2]
+
+
+def test_all_files_are_for_their_owner_only(tmp_path: Path):
+    old = os.umask(0)
+    try:
+        with locked_directory(tmp_path / "a" / "state") as directory:
+            store = Store(directory)
+            store.save([checkpoint()], now_s=1.0)
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
+            store.close()
+    finally:
+        os.umask(old)
+    assert set(modes) >= {"lock", "state.db", "state.db-wal"}
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE((tmp_path / "a" / "state").stat().st_mode) == 0o700
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"this is no database" * 300)
+
+
+def foreign(path: Path) -> None:
+    db = sqlite3.connect(path)
+    db.execute("CREATE TABLE mine (x)")
+    db.commit()
+    db.close()
+
+
+def newer(path: Path) -> None:
+    Store(path.parent).close()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.commit()
+    db.close()
+
+
+@pytest.mark.parametrize("spoil", [garbage, foreign, newer])
+def test_a_database_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path, spoil: Any):
+    path = tmp_path / "state.db"
+    spoil(path)
+    before = path.read_bytes()
+    with pytest.raises(StateError, match="move it away"):
+        Store(tmp_path)
+    assert path.read_bytes() == before
+
+
+def test_the_second_user_of_a_directory_is_told_who_the_first_is(tmp_path: Path):
+    code = (
+        "import sys, pathlib\nfrom shipper.state.directory import locked_directory\n"
+        "with locked_directory(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StateInUseError, match=f"process {holder.pid}"), locked_directory(tmp_path):
+            pass
+        holder.kill()
+        holder.wait(10)
+        with locked_directory(tmp_path):
+            assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
