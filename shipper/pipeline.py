@@ -277,8 +277,12 @@ class Pipeline:
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         batch = self._batcher.take()
-        if batch is not None:
+        if batch is None:
+            return
+        try:
             await batches_tx.send(batch)
+        except anyio.BrokenResourceError:
+            await anyio.sleep_forever()  # every sender has failed; their error cancels this task, too
 
     def _tell_duplicate(self, event_id: str, path: str) -> None:
         self._duplicates_seen += 1

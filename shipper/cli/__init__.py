@@ -15,6 +15,7 @@ import typer
 
 from shipper import __version__
 from shipper.cli import config as config_commands
+from shipper.cli.common import reader_may_leave
 from shipper.cli.demo import demo
 from shipper.cli.report import report
 from shipper.cli.sandbox import sample, sandbox
@@ -61,7 +62,9 @@ def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit codes."""
     os.umask(0o077)
     try:
-        app()
+        with reader_may_leave():
+            app()
+        code = 0
     except* ShipperError as group:
         error: BaseException = group
         while isinstance(error, BaseExceptionGroup):
@@ -69,8 +72,4 @@ def main() -> NoReturn:
         assert isinstance(error, ShipperError)
         print(f"shipper: {error}", file=sys.stderr)
         code = error.exit_code
-    except* BrokenPipeError:
-        # Whoever read our output has what it wanted. The interpreter flushes once more at its end, into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
     sys.exit(code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -63,6 +64,16 @@ def prepare(
             "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
         )
     return settings
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """Take it for no fault if whoever reads our output has what it wanted."""
+    try:
+        yield
+    except BrokenPipeError:
+        # The interpreter flushes once more at its end: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def run_async(function: Callable[[], Awaitable[T]]) -> T:

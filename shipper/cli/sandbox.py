@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shipper.cli.common import reader_may_leave, run_async
 from shipper.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def sandbox(
     """
     import time
 
-    import anyio
-
     from shipper.sandbox.app import SandboxOptions
     from shipper.sandbox.server import serve
     from shipper.sandbox.store import IN_MEMORY
@@ -69,7 +68,7 @@ def sandbox(
     async def run() -> None:
         await serve(options, clock=time.time, announce=announce)
 
-    anyio.run(run, backend_options={"use_uvloop": sys.platform != "win32"})
+    run_async(run)
 
 
 def sample(
@@ -91,7 +90,7 @@ def sample(
     end = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     out = sys.stdout.buffer
     pending = bytearray()
-    try:
+    with reader_may_leave():
         for line in sample_lines(count, seed=seed, end=end, days=days):
             pending += line
             if len(pending) >= _WRITE_BYTES:
@@ -99,9 +98,6 @@ def sample(
                 pending.clear()
         out.write(pending)
         out.flush()
-    except BrokenPipeError:
-        # The reader has what it wanted. The interpreter flushes once more at its end, into nothing.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _welcome(access: Access, *, now_seconds: float) -> str:

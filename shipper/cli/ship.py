@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    prepare,
+    reader_may_leave,
+    run_async,
+)
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
 
@@ -227,7 +235,8 @@ def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form:
     import msgspec
 
     if form == "json":
-        print(msgspec.json.encode(summary).decode(), flush=True)
+        with reader_may_leave():
+            print(msgspec.json.encode(summary).decode(), flush=True)
     else:
         print(in_words(summary, reasons, state), file=sys.stderr)
     if summary.message:

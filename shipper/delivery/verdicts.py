@@ -16,7 +16,11 @@ import msgspec
 from msgspec import Struct
 
 ANSWER_BYTES: Final = 65_536
-_QUOTED_CHARACTERS: Final = 300
+# What gateways say of themselves. Other words may quote a record or a header, and are not for a log.
+_KNOWN_WORDS: Final = re.compile(
+    r"Access denied due to \w+ subscription key|Rate limit is exceeded|Out of [a-z ]+ quota"
+    r"|Resource not found|JWT not present"
+)
 
 
 class Answer(Struct, frozen=True):
@@ -116,13 +120,14 @@ def _pause(answer: Answer, reason: str, advice: str) -> Verdict:
 
 
 def _service_words(body: bytes) -> str:
-    """Find the `message` of an error document; other text may quote records and is not repeated."""
+    """Find in the `message` of an error document what may be repeated."""
     try:
         document = msgspec.json.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ""
     message = document.get("message") if isinstance(document, dict) else None
-    return re.sub(r"\s+", " ", message)[:_QUOTED_CHARACTERS] if isinstance(message, str) else ""
+    known = _KNOWN_WORDS.search(message) if isinstance(message, str) else None
+    return known[0] if known else ""
 
 
 def _seconds(retry_after: str) -> float | None:

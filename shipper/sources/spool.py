@@ -208,14 +208,15 @@ class Spool:
                 self._open_segment()
             segment = self._segments[-1]
             piece = self._unwritten
-            if segment.size + len(piece) > self._segment_bytes:
-                end = piece.rfind(b"\n") + 1
-                if 0 < end < len(piece):
-                    piece = piece[:end]
+            room = max(0, self._segment_bytes - segment.size)
+            end = 0
+            if len(piece) > room:
+                end = piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1
+                piece = piece[:end] or piece
             written = os.write(self._output, piece)
             segment.size += written
             self._unwritten = self._unwritten[written:]
-            if segment.size >= self._segment_bytes and piece.endswith(b"\n") and written == len(piece):
+            if written == end:
                 self._close_segment()
 
     def _open_segment(self) -> None:

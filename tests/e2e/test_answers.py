@@ -136,9 +136,10 @@ def test_while_it_is_paused_only_one_sender_knocks(shipper: Shipper, fake: FakeS
 
 
 @pytest.mark.parametrize(
-    "refusal", [Reply(status=400), WEB_PAGE, RESET, Reply(status=503)], ids=["400", "html", "reset", "503"]
+    ("command", "refusal"),
+    [("backfill", Reply(status=400)), ("pipe", WEB_PAGE), ("backfill", RESET), ("pipe", Reply(status=503))],
+    ids=["400", "html", "reset", "503"],
 )
-@pytest.mark.parametrize("command", ["backfill", "pipe"])
 def test_a_service_that_never_accepts_leaves_everything_pending(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path, refusal: Reply, command: str
 ):
@@ -196,8 +197,7 @@ def test_an_answer_that_never_ends_holds_nobody_up(shipper: Shipper, fake: FakeS
     assert result.summary["retries"] == 1
 
 
-@pytest.mark.parametrize("headers", [{"Retry-After": "86400"}, {}], ids=["retry-after", "backoff"])
-@pytest.mark.parametrize("status", [503, 403])
+@pytest.mark.parametrize(("status", "headers"), [(503, {"Retry-After": "86400"}), (403, {})], ids=["503", "403"])
 def test_sigterm_during_a_backoff_tries_once_more_and_ends_in_time(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path, status: int, headers: dict[str, str]
 ):
@@ -208,7 +208,7 @@ def test_sigterm_during_a_backoff_tries_once_more_and_ends_in_time(
         file,
         "--summary",
         "json",
-        settings={**ONE_SENDER, **slow, "delivery.drain_timeout_seconds": 1.5},
+        settings={**ONE_SENDER, **slow, "delivery.drain_timeout_seconds": 1.2},
     )
     running.wait_for("retry_scheduled")
     before = fake.requests

@@ -238,7 +238,7 @@ def test_a_file_smaller_than_its_fingerprint_stays_the_same_stream(
     follow: Follow, folder: Path, shipper: Shipper, service: Service, sample: Sample
 ):
     file = folder / "app.ndjson"
-    for count in (1, 2, 3, 4, 20):
+    for count in (1, 4, 20):
         append(file, sample.lines[len(event_ids(file.read_bytes().splitlines())) if file.exists() else 0 : count])
         running = follow()
         wait_for_events(running, service, sample.ids[:count])

@@ -67,8 +67,10 @@ def test_retry_after_is_read_in_seconds(header: str, seconds: float | None):
     assert judge(answer(503, retry_after=header)).retry_after_s == seconds
 
 
-def test_the_services_words_are_quoted_and_nothing_else_of_a_body():
-    assert "no such route" in judge(answer(404, b'{"message":"no such\\nroute","IP":"192.0.2.9"}')).message
+def test_known_words_of_a_gateway_are_quoted_and_nothing_else_of_a_body():
+    assert "Resource not found" in judge(answer(404, b'{"message":"Resource not found: /x"}')).message
+    assert "invalid subscription key" in judge(answer(401, KEY_BODY)).message
+    assert "192.0.2.9" not in judge(answer(400, b'{"message":"IP 192.0.2.9 is bad"}')).message
     assert "192.0.2.9" not in judge(answer(404, b'{"message":"x","IP":"192.0.2.9"}')).message
     assert "192.0.2.9" not in judge(answer(400, b"bad IP 192.0.2.9", "text/plain")).message
 
