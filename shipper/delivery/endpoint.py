@@ -99,7 +99,7 @@ class Endpoint:
             "write": delivery.read_timeout_seconds,
             "pool": delivery.connect_timeout_seconds,
         }
-        self._limit_s = delivery.connect_timeout_seconds + delivery.read_timeout_seconds
+        self._limit_s = delivery.connect_timeout_seconds + 2 * delivery.read_timeout_seconds
         self._max_age_s = delivery.connection_max_age_seconds
         self._ssl_context = ssl_context
         self._now = now
@@ -133,13 +133,14 @@ class Endpoint:
             # The transport's timeouts are for each read: an answer that trickles would pass them for ever.
             with anyio.fail_after(self._limit_s):
                 response = await transport.handle_async_request(request)
-                try:
+            try:
+                with anyio.fail_after(self._timeouts["read"]):
                     answer_body = await _read_up_to(response, max_answer_bytes)
-                finally:
-                    await response.aclose()
+            finally:
+                await response.aclose()
         except TimeoutError as error:
             await self.aclose()
-            message = f"no whole answer from {self._base_url} within {self._limit_s:g} s"
+            message = f"no whole answer from {self._base_url} within {self._timeouts['read']:g} s"
             raise NoAnswerError("read_timeout", message) from error
         except httpx.TransportError as error:
             raise NoAnswerError(_snake(error), _words(error, self._base_url), is_tls=_is_tls(error)) from error

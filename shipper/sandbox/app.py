@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
@@ -111,7 +111,10 @@ class _Sandbox:
 
     async def intake(self, request: Request) -> Response:
         self._requests += 1
-        body = await request.body()
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody is there to read it
         refusal = self._gateway.refusal(request.headers)
         if refusal is not None:
             return refusal_response(refusal)

@@ -23,16 +23,19 @@ SLOW = {
     "delivery.concurrency": 2,
     "state.commit_interval_seconds": 0.02,
     "spool.segment_bytes": 300_000,
+    "batch.linger_seconds": 0.1,
 }
 # Events that may be sent again after one kill: those in flight (2 x 20) and those settled since the last commit,
 # which are 0.02 s and the time of one commit. The bound leaves half a second for these.
 REPEATS_PER_KILL = 4000
 
 
-def kill_at_random(running: Running, service: Service, rng: Random) -> bool:
+def kill_at_random(running: Running, service: Service, rng: Random, *, events: int = 1500) -> bool:
     """
     Kill a shipper at a random moment of its start or of its work.
 
+    Args:
+        events: What it has to send at least, or end.
     Returns:
         False if it had ended before.
     """
@@ -41,7 +44,7 @@ def kill_at_random(running: Running, service: Service, rng: Random) -> bool:
         with suppress(subprocess.TimeoutExpired):
             running.process.wait(moment)
     else:
-        goal = service.received + rng.randrange(1, 1500)
+        goal = service.received + rng.randint(1, min(1500, max(1, events)))
         wait_until(lambda: running.has_ended or service.received >= goal, f"{goal} events")
     if running.has_ended:
         return False
@@ -112,9 +115,10 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
     while kills < KILLS:
         running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
         # The producer stops anywhere in a line, and its end of the pipe stays open: the input has not ended.
-        producer = threading.Thread(target=_write, args=(running, data[: rng.randrange(len(data))]))
+        fed = data[: rng.randrange(len(lines[0]), len(data))]
+        producer = threading.Thread(target=_write, args=(running, fed))
         producer.start()
-        was_killed = kill_at_random(running, service, rng)
+        was_killed = kill_at_random(running, service, rng, events=fed.count(b"\n"))
         producer.join(10)
         assert was_killed, "its input had not ended"
         kills += 1
