@@ -249,7 +249,7 @@ class FilesFollowed:
             watch_filter=None,
             stop_event=stop,
             debounce=50,
-            step=10,
+            step=25,
             recursive=any("**" in pattern or Path(pattern) in folders for pattern in self._include),
             ignore_permission_denied=True,
         )

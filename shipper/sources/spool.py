@@ -115,8 +115,7 @@ class Spool:
     def _recover(self, known: dict[int, Stream]) -> list[_Segment]:
         """Take over what an earlier process read and did not settle."""
         segments = []
-        for path in sorted(self._directory.glob("*.ndjson")):
-            stream_id = int(path.stem)
+        for stream_id, path in sorted(_segments_in(self._directory).items()):
             stream = known.pop(stream_id, None) or Stream(stream_id=stream_id, kind="spool", path=str(path))
             segments.append(_Segment(stream, path, path.stat().st_size, is_closed=True))
         self._forget(known)
@@ -132,6 +131,8 @@ class Spool:
                 await self._read_segments(chunks_tx)
         finally:
             self._close_segment()
+            if self._unwritten:
+                log.error("spool_unwritten", lost_bytes=len(self._unwritten), reason="the disk is full")
         self.is_exhausted = True
 
     # Input to segments ------------------------------------------------------------------------------------------
@@ -274,7 +275,8 @@ class Spool:
         settled = [segment for segment in self._segments if segment.is_settled]
         if settled:
             await run_sync(self._delete, settled)
-            self._segments = [segment for segment in self._segments if segment not in settled]
+            for segment in settled:  # in place: the worker thread that reads the input appends to this list
+                self._segments.remove(segment)
             self._tell()
 
     def _delete(self, segments: list[_Segment]) -> None:
@@ -293,4 +295,8 @@ def _widen_pipe(descriptor: int) -> None:
 
 def youngest_segment_id(directory: Path) -> int:
     """Tell the greatest stream id among the segments; 0 if there are none."""
-    return max((int(path.stem) for path in directory.glob("*.ndjson")), default=0)
+    return max(_segments_in(directory), default=0)
+
+
+def _segments_in(directory: Path) -> dict[int, Path]:
+    return {int(path.stem): path for path in directory.glob("*.ndjson") if path.stem.isdecimal()}
