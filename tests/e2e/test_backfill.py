@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections import Counter
 from pathlib import Path
@@ -171,3 +172,49 @@ def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper
     result = shipper.backfill(file, settings={"batch.max_events": 1, "state.commit_interval_seconds": 0.2}, limit_s=20)
     assert (result.returncode, result.counts()) == (3, (6001, 1, 6000, 0, 0))
     service.assert_holds_exactly(sample.ids[:1])
+
+
+def test_a_line_leaves_byte_for_byte_as_it_came(shipper: Shipper, service: Service, sample: Sample):
+    """However it is written: blanks, another order of the fields, escapes, other alphabets."""
+    documents = [json.loads(line) for line in sample.lines[:4]]
+    documents[1]["Username"] = "Ζαχαρίας 🎲\u2028"
+    documents[2]["Username"] = 'a"b\\c\n\x7f'
+    lines = [
+        b"  " + json.dumps(documents[0], indent=None, separators=(" ,\t", " : ")).encode() + b"\t ",
+        json.dumps(documents[1], ensure_ascii=False).encode(),
+        json.dumps(documents[2], sort_keys=True).encode().replace(b"Verified", rb"V\u0065rified"),
+        json.dumps(dict(reversed(documents[3].items()))).encode(),
+    ]
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"\r\n".join(lines))
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (0, (4, 4, 0, 0, 0))
+    for line, wanted in zip(lines, sample.ids, strict=False):
+        assert service.event(wanted)["raw"].encode() == line.strip()
+
+
+def test_without_a_dedupe_window_repeats_are_sent_but_never_in_one_body(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    file = shipper.folder / "repeats.ndjson"
+    file.write_bytes(b"".join(sample.lines[:50]) * 3 + sample.lines[0] * 10)
+    result = shipper.backfill(file, settings={"records.dedupe_window": 0})
+    assert (result.returncode, result.counts()) == (0, (160, 160, 0, 0, 0))
+    counts = Counter(fake.event_ids())
+    assert counts == Counter({**dict.fromkeys(sample.ids[1:50], 3), sample.ids[0]: 13})
+    for body in fake.bodies:
+        ids = fake.event_ids([body])
+        assert len(ids) == len(set(ids))
+
+
+def test_records_of_one_consumer_only_are_all_delivered_in_their_order(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    file = shipper.folder / "one-consumer.ndjson"
+    file.write_bytes(b"".join(changed(line, ConsumerID=1) for line in sample.lines[:200]))
+    result = shipper.backfill(file, settings={"delivery.concurrency": 1, "batch.max_events": 20})
+    assert (result.returncode, result.counts()) == (0, (200, 200, 0, 0, 0))
+    assert fake.event_ids() == sample.ids[:200]
+    assert result.summary["batches"] == 200

@@ -280,6 +280,61 @@ def _has_open(running: Running, file: Path) -> bool:
     return any(os.readlink(path).startswith(str(file)) for path in descriptors.iterdir() if path.is_symlink())
 
 
+def test_a_file_that_got_the_inode_of_a_deleted_one_is_read_from_its_start(
+    follow: Follow, folder: Path, service: Service, sample: Sample
+):
+    old, new = folder / "app.ndjson", folder / "app.ndjson.new"
+    append(old, sample.lines[:10])
+    inode = old.stat().st_ino
+    running = follow(input__rotate_wait_seconds=0)
+    wait_for_events(running, service, sample.ids[:10])
+    old.unlink()
+    running.wait_for("source_closed")
+    for number in range(200):
+        new.touch()
+        if new.stat().st_ino == inode:
+            break
+        new.rename(folder / f"taken.{number}")
+    else:
+        pytest.skip("this file system does not give an inode number again")
+    append(new, sample.lines[10:40])
+    wait_for_events(running, service, sample.ids[:40])
+    assert_clean_stop(running, service, sample.ids[:40])
+
+
+def test_a_file_put_in_the_place_of_another_is_read_and_the_old_one_to_its_end(
+    follow: Follow, folder: Path, service: Service, sample: Sample
+):
+    file, other = folder / "app.ndjson", folder / "prepared"
+    append(file, sample.lines[:10])
+    running = follow("app.ndjson")
+    wait_for_events(running, service, sample.ids[:10])
+    append(other, sample.lines[20:30])
+    with file.open("ab") as writer:
+        other.rename(file)
+        writer.writelines(sample.lines[10:20])
+    wait_for_events(running, service, sample.ids[:30])
+    assert_clean_stop(running, service, sample.ids[:30])
+
+
+def test_folders_and_files_that_come_later_are_found(
+    follow: Follow, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    settings = {"input.include": f'["{folder}/later/**/*.ndjson"]', "input.exclude": f'["{folder}/**/not-*"]'}
+    running = shipper.start("run", settings={**QUICK, **settings})
+    running.wait_until((shipper.state / "state.db").exists, "it has begun")
+    deep = folder / "later" / "still"
+    deep.mkdir(parents=True)
+    append(deep / "a.ndjson", sample.lines[:10])
+    append(deep / "not-b.ndjson", sample.lines[10:20])
+    append(deep / "c.txt", sample.lines[20:30])
+    wait_for_events(running, service, sample.ids[:10])
+    (deep / "deeper").mkdir()
+    append(deep / "deeper" / "d.ndjson", sample.lines[30:40])
+    wait_for_events(running, service, sample.ids[30:40])
+    assert_clean_stop(running, service, sample.ids[:10] + sample.ids[30:40])
+
+
 def test_a_file_that_leaves_the_glob_and_comes_back_while_its_records_are_pending(
     follow: Follow, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):

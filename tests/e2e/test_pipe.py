@@ -166,3 +166,25 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     shipper.pipe()
     assert whole <= Counter(fake.event_ids())
     assert max(Counter(fake.event_ids()).values()) == 1, "after a clean stop nothing is sent twice"
+
+
+def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service, sample: Sample):
+    """When it gives up, and at a signal: nobody waits for the end of the input."""
+    settings = {"batch.linger_seconds": 0.01, "delivery.give_up_after_seconds": 0.2}
+    right = shipper.target
+    shipper.target = right._replace(token="wrong")
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running.stdin.write(sample.lines[0])
+    running.stdin.flush()
+    result = running.finish(limit_s=10)
+    assert (result.returncode, result.counts()) == (4, (1, 0, 0, 0, 1))
+
+    shipper.target = right
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running.stdin.write(sample.lines[1])
+    running.stdin.flush()
+    running.wait_until(lambda: service.stored == 2, "what was left over and what is new")
+    result = running.stop(limit_s=10)
+    assert result.counts() == (2, 2, 0, 0, 0)
+    assert result.returncode == 4, "the input had not ended"
+    assert service.times_received() == dict.fromkeys(sample.ids[:2], 1)

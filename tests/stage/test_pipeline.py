@@ -1,0 +1,222 @@
+"""The stages together: order of settlement, saving, and the ladder of a stop."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from shipper.config import (
+    BatchSettings,
+    DeliverySettings,
+    EndpointSettings,
+    InputSettings,
+    Settings,
+    StateSettings,
+)
+from shipper.errors import StateError
+from shipper.pipeline import Pipeline, Summary
+from shipper.records import Checkpoint, Chunk, Stream
+from shipper.secrets import LiteralSecret
+from tests.fakes import ScriptedEndpoint
+from tests.unit.test_codec import line
+
+NOW_S = 1_800_000_000.0
+
+
+class MemoryStore:
+    """Remembers what it was given to save; fails as often as it is told to."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.saves: list[list[Checkpoint]] = []
+        self.refused: list[list[Checkpoint]] = []
+
+    def save(self, checkpoints: Sequence[Checkpoint], now_s: float) -> None:
+        assert now_s == NOW_S
+        if self.failures:
+            self.failures -= 1
+            self.refused.append(list(checkpoints))
+            raise StateError("the disk is on fire")
+        self.saves.append(list(checkpoints))
+
+    def saved_up_to(self) -> int:
+        return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
+
+
+class ListSource:
+    """Sends lines, one chunk each; then ends, or waits for ever."""
+
+    def __init__(self, lines: Sequence[bytes], *, is_followed: bool = False) -> None:
+        self.lines = lines
+        self.is_followed = is_followed
+        self.is_exhausted = False
+        self.stream = Stream(stream_id=1, kind="file", path="x")
+
+    async def run(self, chunks_tx: Any) -> None:
+        offset = 0
+        for each in self.lines:
+            data = each + b"\n"
+            end = offset + len(data)
+            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
+            offset = end
+        if self.is_followed:
+            await anyio.sleep_forever()
+        self.is_exhausted = True
+
+    async def after_save(self) -> None: ...
+
+
+def lines(count: int) -> list[bytes]:
+    return [line(number, ConsumerID=number + 1) for number in range(count)]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch):
+    def make(
+        source: ListSource,
+        store: MemoryStore,
+        *scripts: Sequence[Any],
+        max_events: int = 1,
+        linger_s: float = 60.0,
+        drain_s: float = 25.0,
+    ) -> Pipeline:
+        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
+        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: next(endpoints))
+        settings = Settings(
+            intake=EndpointSettings(
+                base_url="http://127.0.0.1:9", subscription_key=LiteralSecret("k"), token=LiteralSecret("t")
+            ),
+            input=InputSettings(max_record_bytes=2000),
+            batch=BatchSettings(max_events=max_events, linger_seconds=linger_s),
+            delivery=DeliverySettings(concurrency=len(scripts), drain_timeout_seconds=drain_s),
+            state=StateSettings(commit_interval_seconds=0.001),
+        )
+        return Pipeline(
+            settings,
+            source,
+            store,  # type: ignore[arg-type]
+            is_one_shot=not source.is_followed,
+            wall_time=lambda: NOW_S,
+            rng=Random(1),
+        )
+
+    return make
+
+
+def holds(summary: Summary) -> bool:
+    return summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
+
+
+async def test_a_later_success_does_not_move_the_checkpoint_over_an_earlier_open_batch(make: Any):
+    release = anyio.Event()
+    store = MemoryStore()
+    source = ListSource(lines(30))
+    pipeline = make(source, store, [release], [])
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            while pipeline.totals.accepted < 29:
+                await anyio.sleep(0.001)
+            await anyio.sleep(0.01)  # some commit intervals: were the rule broken, a save would have come by now
+            held_at = store.saved_up_to()
+            release.set()
+    assert held_at == 0, "the first batch was open"
+    assert store.saved_up_to() == sum(len(each) + 1 for each in source.lines)
+    assert source.stream.checkpoint == store.saved_up_to()
+
+
+async def test_what_could_not_be_saved_is_not_passed_by_a_later_save(make: Any):
+    store = MemoryStore(failures=1)
+    pipeline = make(ListSource([b"not json", *lines(50)], is_followed=True), store, [], linger_s=0)
+    with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
+        await pipeline.run()
+    assert caught.group_contains(StateError)
+    assert store.refused
+    first_saved = store.saves[0]
+    assert first_saved[: len(store.refused[0])] == store.refused[0]
+    saved_rules = [rejection.rule for save in store.saves for each in save for rejection in each.rejections]
+    assert saved_rules == ["json"]
+
+
+async def test_linger_sends_a_batch_that_is_not_full(make: Any):
+    store = MemoryStore()
+    pipeline = make(ListSource(lines(1), is_followed=True), store, [], max_events=1000, linger_s=0.01)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            while not pipeline.totals.accepted:
+                await anyio.sleep(0.001)
+            group.cancel_scope.cancel()
+
+
+async def test_thousands_of_spans_without_events_do_not_stop_the_line(make: Any):
+    store = MemoryStore()
+    with anyio.fail_after(30):
+        summary = await make(ListSource([b"{}"] * 9000), store, []).run()
+    assert (summary.read, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (9000, 9000, 3)
+    assert holds(summary)
+
+
+@contextmanager
+def signals_from(numbers: anyio.abc.ObjectReceiveStream[signal.Signals]):
+    async def receive() -> AsyncIterator[signal.Signals]:
+        async for number in numbers:
+            yield number
+
+    yield receive()
+
+
+@pytest.mark.parametrize("ended_by", ["second signal", "deadline"])
+async def test_a_stop_that_cannot_drain_is_cut_off_and_accounted_for(make: Any, ended_by: str):
+    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
+    never = anyio.Event()
+    store = MemoryStore()
+    source = ListSource(lines(20), is_followed=True)
+    pipeline = make(source, store, [never], drain_s=3600 if ended_by == "second signal" else 0.05)
+    summaries: list[Summary] = []
+    with tx, rx, anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                summaries.append(await pipeline.run(signals_from(rx)))
+
+            group.start_soon(run)
+            while not pipeline.totals.pending:
+                await anyio.sleep(0.001)
+            tx.send_nowait(signal.SIGTERM)
+            if ended_by == "second signal":
+                tx.send_nowait(signal.SIGTERM)
+    (summary,) = summaries
+    assert (summary.outcome, summary.accepted, summary.exit_code(is_one_shot=False)) == ("aborted", 0, 4)
+    assert summary.pending > 0
+    assert holds(summary)
+    assert store.saved_up_to() == 0
+
+
+async def test_a_stop_that_can_drain_settles_what_was_read(make: Any):
+    tx, rx = anyio.create_memory_object_stream[signal.Signals](2)
+    store = MemoryStore()
+    source = ListSource(lines(20), is_followed=True)
+    pipeline = make(source, store, [], max_events=7)
+    summaries: list[Summary] = []
+    with tx, rx, anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                summaries.append(await pipeline.run(signals_from(rx)))
+
+            group.start_soon(run)
+            while pipeline.totals.read < 20:
+                await anyio.sleep(0.001)
+            tx.send_nowait(signal.SIGTERM)
+    (summary,) = summaries
+    assert (summary.outcome, summary.accepted, summary.pending) == ("drained", 20, 0)
+    assert summary.exit_code(is_one_shot=False) == 0
+    assert summary.exit_code(is_one_shot=True) == 4
+    assert store.saved_up_to() == sum(len(each) + 1 for each in source.lines)
