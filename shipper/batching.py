@@ -66,7 +66,7 @@ class Batcher:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes of lines more the open batch may take, one separator for each line included."""
+        """How many bytes more the open batch may take: lines and the separators between them."""
         return self._max_bytes - self._bytes
 
     @property
@@ -131,7 +131,7 @@ class Batcher:
             self.is_full
             or event.event_id in self._event_ids
             or (self._unique_consumers and event.consumer_id in self._consumer_ids)
-            or (self._events > 0 and len(event.line) + 1 > self.room_bytes)
+            or (self._events > 0 and len(event.line) > self.room_bytes)
         ):
             return False
         self._pieces += (event.line, b",")

@@ -315,7 +315,7 @@ class Pipeline:
             # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
             await run_sync(self._store.save, self._unsaved, self._wall_time())
             for checkpoint in self._unsaved:
-                checkpoint.stream.checkpoint = checkpoint.end_offset
+                checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
             self._unsaved = []
             self._tell_progress()
             await self._source.after_save()

@@ -47,6 +47,12 @@ class Stream(Struct, eq=False, kw_only=True):
     marker_bytes: int = 0
     marker_digest: bytes = b""
 
+    def move_checkpoint(self, offset: int, tail: bytes) -> None:
+        """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""
+        self.checkpoint = offset
+        self.marker_bytes = len(tail)
+        self.marker_digest = digest(tail)
+
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):
     """

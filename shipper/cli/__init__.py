@@ -15,7 +15,7 @@ import typer
 
 from shipper import __version__
 from shipper.cli import config as config_commands
-from shipper.cli.common import reader_may_leave
+from shipper.cli.common import reader_may_leave, say
 from shipper.cli.demo import demo
 from shipper.cli.report import report
 from shipper.cli.sandbox import sample, sandbox
@@ -58,9 +58,23 @@ def _main(
     pass
 
 
+def _open_standard_descriptors() -> None:
+    """Put nothing in the place of closed descriptors, lest a database or a socket becomes standard error."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
+
+
 def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit codes."""
     os.umask(0o077)
+    _open_standard_descriptors()
     try:
         with reader_may_leave():
             app()
@@ -70,6 +84,6 @@ def main() -> NoReturn:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert isinstance(error, ShipperError)
-        print(f"shipper: {error}", file=sys.stderr)
+        say(f"shipper: {error}")
         code = error.exit_code
     sys.exit(code)

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TextIO, TypeVar, cast
 
 import structlog
 import typer
 
 from shipper.config import Settings, literal_secrets, load_written, require_endpoint, settings_from
 from shipper.errors import ConfigError
-from shipper.telemetry.logs import configure_logs
+from shipper.telemetry.logs import ForgivingStderr, configure_logs
 
 T = TypeVar("T")
 
@@ -74,6 +74,11 @@ def reader_may_leave() -> Iterator[None]:
     except BrokenPipeError:
         # The interpreter flushes once more at its end: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def say(text: str) -> None:
+    """Print a line for people, to standard error."""
+    print(text, file=cast(TextIO, ForgivingStderr()))
 
 
 def run_async(function: Callable[[], Awaitable[T]]) -> T:

@@ -21,6 +21,7 @@ from shipper.cli.common import (
     prepare,
     reader_may_leave,
     run_async,
+    say,
 )
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
@@ -35,6 +36,8 @@ SummaryOption = Annotated[
 ]
 
 _REDRAW_S = 0.2
+_MOST_DESCRIPTORS = 4096
+_OTHER_DESCRIPTORS = 64  # connections, the state, libraries that are loaded late
 
 
 def run(
@@ -65,6 +68,7 @@ def run(
             own_directory=settings.state.directory,
             poll_interval_s=settings.input.poll_interval_seconds,
             rotate_wait_s=settings.input.rotate_wait_seconds,
+            max_open=_descriptors_for_files(),
         )
 
     _ship(settings, source, is_one_shot=False, form="text")
@@ -158,6 +162,16 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
     return files
 
 
+def _descriptors_for_files() -> int:
+    """Ask for as many descriptors as this process may have, and tell how many are for files."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft = min(hard, _MOST_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return max(1, soft - _OTHER_DESCRIPTORS)
+
+
 def _book(settings: Settings, store: Store, next_stream_id: Callable[[], int]) -> StreamBook:
     from shipper.sources.files import StreamBook
 
@@ -238,9 +252,9 @@ def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form:
         with reader_may_leave():
             print(msgspec.json.encode(summary).decode(), flush=True)
     else:
-        print(in_words(summary, reasons, state), file=sys.stderr)
+        say(in_words(summary, reasons, state))
     if summary.message:
-        print(f"shipper: {summary.message}", file=sys.stderr)
+        say(f"shipper: {summary.message}")
 
 
 def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:

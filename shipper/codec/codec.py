@@ -29,7 +29,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 _BLANKS: Final = b" \t\r\0"
 _SEPARATOR: Final = b",null,\n"
 _FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
-_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.{1,64})")
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.{0,64})", re.DOTALL)
 _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
@@ -144,7 +144,7 @@ class Codec:
             The end (after a newline or at the end of the data; `start` if no line fits), the number of lines,
             and the array: `[line,null,\\nline,null,\\n ... null]`.
         """
-        limit = min(len(data), start + room_bytes)
+        limit = min(len(data), start + room_bytes + 1)  # the last newline of a piece does not come into a body
         guess = min(limit, start + int(self._mean_line_bytes * room_events * 0.98))
         end = max(start, data.rfind(b"\n", start, guess) + 1)
         guessed = data[start:end].replace(b"\n", _SEPARATOR)
@@ -159,14 +159,15 @@ class Codec:
             walked = newline + 1
             count += 1
         rest = data[end:walked].replace(b"\n", _SEPARATOR)
-        if walked < limit == len(data) and count < room_events:  # the last line of an input that has ended
-            rest += data[walked:] + _SEPARATOR
-            walked = limit
+        if walked < len(data) <= start + room_bytes and count < room_events and data.find(b"\n", walked) < 0:
+            rest += data[walked:] + _SEPARATOR  # the last line of an input that has ended
+            walked = len(data)
             count += 1
         if not count:
-            line_end = data.find(b"\n", start) + 1 or len(data)
+            newline = data.find(b"\n", start)
+            line_end = len(data) if newline < 0 else newline
             if line_end - start > self._max_record_bytes:  # it will be refused, so it needs no room
-                walked, count = line_end, 1
+                walked, count = min(line_end + 1, len(data)), 1
         if count:
             self._mean_line_bytes = min((walked - start) / count, self._max_record_bytes)
         return walked, count, b"".join((b"[", guessed, rest, b"null]"))
@@ -210,12 +211,13 @@ class Codec:
         records: list[_Record] = []
         rejections: list[Rejection] = []
         for raw in text.split(b"\n"):
-            if len(raw) > self._max_record_bytes and raw.strip(_BLANKS):
-                rejections.append(_rejection(_Record(offset, raw), "oversized"))
-            elif raw.strip(_BLANKS):
-                # A hole in a sparse file reads as NULs in front of the first line behind it.
-                stripped = raw.lstrip(b"\0")
-                records.append(_Record(offset + len(raw) - len(stripped), stripped))
+            # A hole in a sparse file reads as NULs in front of the first line behind it.
+            line = raw.lstrip(b"\0")
+            record = _Record(offset + len(raw) - len(line), line)
+            if len(line) > self._max_record_bytes and line.strip(_BLANKS):
+                rejections.append(_rejection(record, "oversized"))
+            elif line.strip(_BLANKS):
+                records.append(record)
             offset += len(raw) + 1
         good: list[bytes] = []
         columns = _Columns([], [])
@@ -304,7 +306,8 @@ class Codec:
 def _rule_of(message: str) -> tuple[str, str]:
     """Translate the decoder's message into a rule and our words; the decoder's may quote a value."""
     if found := _UNKNOWN_FIELD.search(message):
-        return "unknown_field", f"{MESSAGES['unknown_field']}: {found[1].rstrip('`')}"
+        name = found[1].rstrip("`").encode("unicode_escape").decode()
+        return "unknown_field", f"{MESSAGES['unknown_field']}: {name}"
     if found := _FIELD_IN_MESSAGE.search(message):
         if found[2]:
             return FIELD_RULES[found[2]], f"{found[2]} is missing"

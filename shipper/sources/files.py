@@ -76,7 +76,7 @@ class StreamBook:
         stream = Stream(
             stream_id=self._next_stream_id(),
             kind="file",
-            path=str(path),
+            path=shown(path),
             device=status.st_dev,
             inode=status.st_ino,
         )
@@ -101,11 +101,11 @@ class StreamBook:
                 raise SourceError(f"{path} is not a regular file; a stream goes through `shipper pipe`")
             stream = self._by_inode.get((status.st_dev, status.st_ino))
             if stream is not None and not is_same(descriptor, stream):
-                log.warning("source_replaced", path=str(path), checkpoint=stream.checkpoint, size=status.st_size)
+                log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=status.st_size)
                 stream = None
             if stream is None:
                 stream = self.begin(path, status)
-            stream.path = str(path)
+            stream.path = shown(path)
         except BaseException:
             os.close(descriptor)
             raise
@@ -137,7 +137,7 @@ class FilesOnce:
             try:
                 reader = await run_sync(self._book.open, path)
             except SourceError as error:
-                log.error("source_unreadable", path=str(path), error=str(error))
+                log.error("source_unreadable", path=shown(path), error=str(error))
                 self.unreadable += 1
                 continue
             self.done_bytes += reader.offset
@@ -164,6 +164,12 @@ class _Followed:
     modified_ns: int = -1
     has_more: bool = True
 
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether nothing is left to read, also of what has come since the last look."""
+        status = self.reader.status()
+        return not self.has_more and (status.st_size, status.st_mtime_ns) == (self.size, self.modified_ns)
+
 
 class FilesFollowed:
     """
@@ -176,6 +182,7 @@ class FilesFollowed:
         include, exclude: Names, globs or folders.
         own_directory: The state directory; nothing below it is ever an input.
         poll_interval_s: How often to look for new files, and for growth that nothing announced.
+        max_open: Most files to hold open. Beyond it, the one that has been quiet longest is closed until it changes.
     """
 
     is_exhausted = False  # there is no end to reach
@@ -189,6 +196,7 @@ class FilesFollowed:
         own_directory: Path,
         poll_interval_s: float,
         rotate_wait_s: float,
+        max_open: int = 512,
     ) -> None:
         self._include = include
         self._exclude = exclude
@@ -196,6 +204,9 @@ class FilesFollowed:
         self._own_directory = own_directory
         self._poll_interval_s = poll_interval_s
         self._rotate_wait_s = rotate_wait_s
+        self._max_open = max_open
+        self._asleep: dict[tuple[int, int], tuple[int, int]] = {}
+        self._is_crowded = False
         self._files: dict[tuple[int, int], _Followed] = {}
         self._refused: dict[Path, str] = {}
         self._wake = anyio.Event()
@@ -228,7 +239,7 @@ class FilesFollowed:
             now = anyio.current_time()
             if now >= look_at:
                 await run_sync(self._discover, now)
-                look_at = now + self._poll_interval_s
+                look_at = now if self._is_crowded else now + self._poll_interval_s
             chunks = await run_sync(self._read_round, now)
             for chunk in chunks:
                 await chunks_tx.send(chunk)
@@ -256,12 +267,13 @@ class FilesFollowed:
         try:
             async for _ in changes:
                 self._wake.set()
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # whatever the watcher has to say, the poll goes on
             log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
 
     def _discover(self, now: float) -> None:
         """Open what is new, note what was renamed, close what has gone."""
         present: set[tuple[int, int]] = set()
+        self._is_crowded = False
         for path in find_files(self._include, exclude=self._exclude, own_directory=self._own_directory):
             try:
                 status = path.stat()
@@ -272,25 +284,44 @@ class FilesFollowed:
                 continue
             except (SourceError, OSError) as error:
                 if self._refused.get(path) != str(error):
-                    log.warning("source_refused", path=str(path), error=str(error))
+                    log.warning("source_refused", path=shown(path), error=str(error))
                     self._refused[path] = str(error)
+        self._asleep = {key: seen for key, seen in self._asleep.items() if key in present}
         for key, file in list(self._files.items()):
-            if key not in present and not file.has_more and now - file.grew_at >= self._rotate_wait_s:
-                log.info("source_closed", path=str(file.reader.path), offset=file.reader.offset)
+            if key not in present and now - file.grew_at >= self._rotate_wait_s and file.is_at_its_end:
+                log.info("source_closed", path=shown(file.reader.path), offset=file.reader.offset)
                 file.reader.close()
                 del self._files[key]
 
     def _open(self, path: Path, status: os.stat_result, now: float) -> None:
-        file = self._files.get((status.st_dev, status.st_ino))
+        key = (status.st_dev, status.st_ino)
+        file = self._files.get(key)
         if file is None:
+            if self._asleep.get(key) == (status.st_size, status.st_mtime_ns):
+                return
+            if len(self._files) >= self._max_open and not self._close_quietest():
+                self._is_crowded = True  # all of them are being read; it is this file's turn at the next look
+                return
+            self._asleep.pop(key, None)
             reader = self._book.open(path)
             opened = reader.status()
             self._files[opened.st_dev, opened.st_ino] = _Followed(reader, now)
-            log.info("source_opened", path=str(path), offset=reader.offset, size=opened.st_size)
+            log.info("source_opened", path=shown(path), offset=reader.offset, size=opened.st_size)
         elif file.reader.path != path and not _is_at(file.reader.path, status):
-            log.info("source_renamed", path=str(path), formerly=str(file.reader.path))
+            log.info("source_renamed", path=shown(path), formerly=shown(file.reader.path))
             file.reader.path = path
-            file.reader.stream.path = str(path)
+            file.reader.stream.path = shown(path)
+
+    def _close_quietest(self) -> bool:
+        """Close the file that has been at its end for longest; False if none is at its end."""
+        quiet = [key for key, file in self._files.items() if file.is_at_its_end]
+        if not quiet:
+            return False
+        key = min(quiet, key=lambda each: self._files[each].grew_at)
+        file = self._files.pop(key)
+        file.reader.close()
+        self._asleep[key] = (file.size, file.modified_ns)
+        return True
 
     def _find_strays(self, now: float) -> None:
         """Open unread rests of files that were renamed while nobody watched: same folder, same inode."""
@@ -324,7 +355,7 @@ class FilesFollowed:
                 if (status.st_size, status.st_mtime_ns) != (file.size, file.modified_ns):
                     if not reader.is_intact():
                         log.warning(
-                            "source_truncated", path=str(reader.path), offset=reader.offset, size=status.st_size
+                            "source_truncated", path=shown(reader.path), offset=reader.offset, size=status.st_size
                         )
                         reader.restart(self._book.begin(reader.path, status))
                     file.size, file.modified_ns, file.grew_at = status.st_size, status.st_mtime_ns, now
@@ -332,13 +363,18 @@ class FilesFollowed:
                     continue
                 chunk = reader.read(is_final=False)
             except OSError as error:
-                log.warning("source_unreadable", path=str(reader.path), error=str(error))
+                log.warning("source_unreadable", path=shown(reader.path), error=str(error))
                 file.size = -1
                 continue
             file.has_more = chunk is not None and reader.offset < file.size
             if chunk is not None:
                 chunks.append(chunk)
         return chunks
+
+
+def shown(path: Path) -> str:
+    """Write a path for people and for the state, also one that is not UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def fixed_folder(pattern: str) -> Path:

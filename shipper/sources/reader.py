@@ -67,6 +67,8 @@ class StreamReader:
 
     def is_intact(self) -> bool:
         """Tell whether what was read is still there; if not, the file was truncated, and may have grown again."""
+        if os.fstat(self._descriptor).st_size < max(self.offset, self._scanned):
+            return False
         head = os.pread(self._descriptor, self.stream.head_bytes, 0)
         return self._bytes_before_offset() == self._tail and (not head or digest(head) == self.stream.head_digest)
 
@@ -90,6 +92,8 @@ class StreamReader:
             return self._skip_long_line(is_final=is_final)
         data = os.pread(self._descriptor, READ_BYTES, self.offset)
         end = data.rfind(b"\n") + 1
+        if end == 0 and len(data) == READ_BYTES and data.startswith(b"\0"):
+            end = READ_BYTES - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
         if end == 0 and len(data) == READ_BYTES < self._max_line_bytes:
             data = os.pread(self._descriptor, self._max_line_bytes, self.offset)
             end = data.find(b"\n") + 1

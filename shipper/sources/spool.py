@@ -29,6 +29,7 @@ from shipper.sources.reader import READ_BYTES, StreamReader
 
 log = structlog.get_logger("sources")
 
+_BLANKS: Final = b" \t\r\0"
 _PUMP_BYTES: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 20
 _FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
@@ -115,10 +116,16 @@ class Spool:
     def _recover(self, known: dict[int, Stream]) -> list[_Segment]:
         """Take over what an earlier process read and did not settle."""
         segments = []
+        settled = list(known.keys() - _segments_in(self._directory).keys())
         for stream_id, path in sorted(_segments_in(self._directory).items()):
-            stream = known.pop(stream_id, None) or Stream(stream_id=stream_id, kind="spool", path=str(path))
-            segments.append(_Segment(stream, path, path.stat().st_size, is_closed=True))
-        self._forget(known)
+            stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
+            size = path.stat().st_size
+            if stream.checkpoint >= size:  # the crash came between the commit and the deletion
+                path.unlink()
+                settled.append(stream_id)
+            else:
+                segments.append(_Segment(stream, path, size, is_closed=True))
+        self._forget(settled)
         if unsettled := sum(segment.size - segment.stream.checkpoint for segment in segments):
             log.info("spool_recovered", segments=len(segments), unsettled_bytes=unsettled)
         return segments
@@ -180,7 +187,7 @@ class Spool:
                 self._has_input_ended = True
                 return
             moved += len(data)
-            self._unwritten = self._bound_line(data)
+            self._unwritten = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
             self._write()
         if self._fsync == "always" or (
             self._fsync == "interval" and self._now() - self._synced_at >= self._fsync_interval_s
@@ -199,7 +206,8 @@ class Spool:
         if first < 0:
             self._open_line_bytes += part
         else:
-            self._open_line_bytes = len(data) - data.rfind(b"\n") - 1
+            # Blanks in front of a line, such as a hole in a file, do not count.
+            self._open_line_bytes = len(data[data.rfind(b"\n") + 1 :].lstrip(_BLANKS))
         return data if part <= room else data[:room] + data[part:]
 
     def _write(self) -> None:

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TextIO, cast
 
 import msgspec
 import structlog
 
 _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
+
+
+class ForgivingStderr:
+    """Standard error that goes on, into nothing, when whoever reads it has gone: losing logs must not cost records."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            sys.stderr.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:
@@ -41,6 +59,6 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"]) -> No
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, ForgivingStderr())),
         cache_logger_on_first_use=True,
     )

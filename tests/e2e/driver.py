@@ -177,7 +177,7 @@ class Running:
 
     @property
     def stderr(self) -> str:
-        return self._stderr.read_text()
+        return self._stderr.read_text(errors="backslashreplace")
 
     @property
     def has_ended(self) -> bool:
@@ -230,7 +230,7 @@ class Running:
             _ = self.peak_bytes
             time.sleep(_POLL_S)
         self._close_stdin()
-        stdout, stderr = self._stdout.read_text(), self.stderr
+        stdout, stderr = self._stdout.read_text(errors="backslashreplace"), self.stderr
         last = stdout.rstrip().rpartition("\n")[2]
         summary = json.loads(last) if last.startswith('{"read"') else None
         assert "Traceback" not in stderr, stderr

@@ -18,7 +18,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, Target
 
 HASTY = {
-    "delivery.give_up_after_seconds": 0.6,
+    "delivery.give_up_after_seconds": 0.3,
     "delivery.retry_initial_seconds": 0.05,
     "delivery.retry_max_seconds": 0.1,
 }
@@ -31,12 +31,13 @@ def file(shipper: Shipper, sample: Sample) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", [["run"], ["pipe"], ["backfill", "events.ndjson"]], ids=lambda words: words[0])
-def test_no_configuration_says_what_to_write(shipper: Shipper, file: Path, command: list[str]):
-    result = shipper.run(*command, configured=False)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert "[intake]" in result.stderr
-    assert "base_url" in result.stderr
+def test_no_configuration_says_what_to_write(shipper: Shipper, file: Path):
+    commands = (["run"], ["pipe"], ["backfill", file])
+    for running in [shipper.start(*command, configured=False) for command in commands]:
+        result = running.finish()
+        assert (result.returncode, result.stdout) == (2, "")
+        assert "[intake]" in result.stderr
+        assert "base_url" in result.stderr
     assert not shipper.state.exists()
 
 
@@ -81,34 +82,31 @@ def test_a_wrong_configuration_is_told_in_words(shipper: Shipper, file: Path, te
     assert str(shipper.config) in result.stderr or words == "NOT_SET"
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["backfill", "missing.ndjson"],
-        ["backfill", "events.ndjson", "none-*.ndjson"],
-        ["backfill", "empty-folder"],
-        ["backfill", "/dev/null/x"],
-        ["backfill"],
-        ["backfill", "events.ndjson", "--summary", "yaml"],
-        ["pipe", "--summary", ""],
-        ["pipe", "--log-level", "loud"],
-        ["pipe", "--set", "batch.max_events"],
-        ["validate", "missing.ndjson"],
-        ["no-such-command"],
-        ["pipe", "--no-such-option"],
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage_ends_with_2_and_sends_nothing(
-    shipper: Shipper, service: Service, file: Path, arguments: list[str]
-):
+WRONG_USAGE = [
+    ["backfill", "missing.ndjson"],
+    ["backfill", "events.ndjson", "none-*.ndjson"],
+    ["backfill", "empty-folder"],
+    ["backfill", "/dev/null/x"],
+    ["backfill"],
+    ["backfill", "events.ndjson", "--summary", "yaml"],
+    ["pipe", "--summary", ""],
+    ["pipe", "--log-level", "loud"],
+    ["pipe", "--set", "batch.max_events"],
+    ["validate", "missing.ndjson"],
+    ["no-such-command"],
+    ["pipe", "--no-such-option"],
+]
+
+
+def test_wrong_usage_ends_with_2_and_sends_nothing(shipper: Shipper, service: Service, file: Path):
     (shipper.folder / "empty-folder").mkdir()
-    result = shipper.run(*arguments)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr.strip()
-    last = arguments[-1]
-    if arguments[0] in {"backfill", "validate"} and len(arguments) > 1:
-        assert last in result.stderr
+    started = [(arguments, shipper.start(*arguments)) for arguments in WRONG_USAGE]
+    for arguments, running in started:
+        result = running.finish()
+        assert (result.returncode, result.stdout) == (2, ""), arguments
+        assert result.stderr.strip(), arguments
+        if arguments[0] in {"backfill", "validate"} and len(arguments) > 1:
+            assert arguments[-1] in result.stderr
     assert service.counts()["requests"] == 0
 
 
@@ -176,8 +174,9 @@ def test_a_second_shipper_is_turned_away_until_the_first_is_gone(
     holder.stdin.write(sample.lines[400])
     holder.stdin.flush()
     holder.wait_until(lambda: service.stored, "it holds the state directory and works")
-    for command in (["backfill", file], ["pipe"], ["run", "--set", 'input.include=["*.ndjson"]']):
-        result = shipper.run(*command)
+    commands = (["backfill", file], ["pipe"], ["run", "--set", 'input.include=["*.ndjson"]'])
+    for running in [shipper.start(*command) for command in commands]:
+        result = running.finish()
         assert (result.returncode, result.stdout) == (5, "")
         assert str(holder.pid) in result.stderr
         assert str(shipper.state) in result.stderr

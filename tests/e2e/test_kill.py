@@ -30,7 +30,7 @@ SLOW = {
 REPEATS_PER_KILL = 4000
 
 
-def kill_at_random(running: Running, service: Service, rng: Random, *, events: int = 1500) -> bool:
+def kill_at_random(running: Running, service: Service, rng: Random, *, events: int = 1000) -> bool:
     """
     Kill a shipper at a random moment of its start or of its work.
 
@@ -40,11 +40,11 @@ def kill_at_random(running: Running, service: Service, rng: Random, *, events: i
         False if it had ended before.
     """
     if rng.random() < 0.4:
-        moment = rng.uniform(0, 0.4)
+        moment = rng.uniform(0, 0.35)
         with suppress(subprocess.TimeoutExpired):
             running.process.wait(moment)
     else:
-        goal = service.received + rng.randint(1, min(1500, max(1, events)))
+        goal = service.received + rng.randint(1, min(1000, max(1, events)))
         wait_until(lambda: running.has_ended or service.received >= goal, f"{goal} events")
     if running.has_ended:
         return False

@@ -93,7 +93,7 @@ def test_bodies_are_json_and_hold_the_accepted_lines_byte_for_byte(data: bytes):
     accepted = good_lines(pieces)
     sent: list[dict[str, Any]] = []
     for piece in encode(b"\n".join(accepted), start=1, codec=codec(), room_events=7) if accepted else []:
-        if len(piece.event_ids) > batcher.room_events:
+        while len(piece.event_ids) > batcher.room_events:
             _read(batcher, sent, accepted)
         batcher.add(piece, now=0)
     while batcher.due_at is not None:

@@ -313,8 +313,8 @@ def test_no_room_for_one_line_is_said_and_nothing_is_taken():
     codec = Codec(max_record_bytes=LIMIT, dedupe_window=10)
     stream = Stream(stream_id=1, kind="file", path="x")
     chunk = Chunk(stream=stream, start_offset=0, end_offset=len(L1) + 1, data=L1 + b"\n")
-    assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1), latest=LATEST) is None
-    assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1) + 1, latest=LATEST) is not None
+    assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1) - 1, latest=LATEST) is None
+    assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1), latest=LATEST) is not None
 
 
 @pytest.mark.parametrize("room_events", [1, 2, 7, 50, 1000])

@@ -108,8 +108,8 @@ def test_a_real_instant_passes(value: str):
     assert judge(line(1, Timestamp=value)) == ""
 
 
-NO_SUCH_DAY = "1900-02-29 2023-02-29 2026-02-30 2026-04-31 2026-00-10 2026-13-10 2026-10-00 2026-10-32".split()
-NO_SUCH_TIME = "24:00:00 25:00:00 00:60:00 00:00:60 23:59:60 00:00:61".split()
+NO_SUCH_DAY = ["1900-02-29", "2023-02-29", "2026-02-30", "2026-04-31", "2026-00-10", "2026-13-10", "2026-10-00"]
+NO_SUCH_TIME = ["24:00:00", "25:00:00", "00:60:00", "00:00:60", "23:59:60", "00:00:61"]
 OTHER_FORMS = [
     "2026-10-10T00:00:00-00:00",
     "2026-10-10T00:00Z",
@@ -155,9 +155,8 @@ def test_values_that_are_good_only_together_are_refused_each(field: str, values:
     lines = [line(number, **{field: value}) for number, value in enumerate(values, 10)]
     alone = [judge(each) for each in lines]
     pieces = encode(b"\n".join([line(1), *lines, line(2)]) + b"\n")
-    assert [rejection.rule for piece in pieces for rejection in piece.span.rejections] == [
-        rule for rule in alone if rule
-    ]
+    refused = [rejection.rule for piece in pieces for rejection in piece.span.rejections]
+    assert refused == [rule for rule in alone if rule]
     assert FIELD_RULES[field] in alone
 
 
@@ -193,7 +192,7 @@ LINES = [
     ("empty name only", b'{"":1}', "unknown_field"),
     ("empty name", L1[:-1] + b',"":1}', "unknown_field"),
     ("newline within the name of an unknown field", L1[:-1] + rb',"a\nb":1}', "unknown_field"),
-    ("newline in the name of an unknown field", L1[:-1] + rb',"\nfoo":1}', "unknown_field"),
+    ("newline at the start of the name of an unknown field", L1[:-1] + rb',"\nfoo":1}', "unknown_field"),
     ("name like a message", L1[:-1] + b',"x - at `$.IP`":1}', "unknown_field"),
     ("deep unknown value", L1[:-1] + b',"x":' + b"[" * 800 + b"}", "unknown_field"),
     ("a batch", b'[{"EventType":"Acquisition","events":[' + L1 + b"]}]", "json"),

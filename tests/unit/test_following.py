@@ -1,0 +1,207 @@
+"""Following files, step by step: what once was lost, read twice, or waited for in vain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from shipper.records import Checkpoint, Chunk, Stream
+from shipper.sources.files import FilesFollowed, StreamBook
+from shipper.sources.reader import READ_BYTES, is_same
+from shipper.state.store import Store
+
+ROTATE_WAIT_S = 5.0
+
+
+def settle(store: Store, chunks: Iterable[Chunk]) -> None:
+    """Save chunks as if their records had all been accepted, the way the pipeline does it."""
+    checkpoints = [
+        Checkpoint(
+            stream=chunk.stream,
+            end_offset=chunk.end_offset,
+            tail=chunk.data[-64:],
+            read=1,
+            accepted=1,
+            duplicates=0,
+            rejections=[],
+        )
+        for chunk in chunks
+    ]
+    store.save(checkpoints, 1.0)
+    for checkpoint in checkpoints:
+        checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
+
+
+class Bench:
+    """A folder, a store, and followers of `*.log` that are driven by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "logs"
+        self.folder.mkdir()
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.store = Store(self.state)
+        self.clock = count(1)
+        self.follower = self.start()
+
+    def start(self, **changes: int) -> FilesFollowed:
+        """Begin as a new process does, with what the store knows."""
+        book = StreamBook(
+            self.store.streams("file"), count(self.store.youngest_stream_id() + 1).__next__, max_record_bytes=1000
+        )
+        self.follower = FilesFollowed(
+            [str(self.folder / "*.log")],
+            [],
+            book,
+            own_directory=self.state,
+            poll_interval_s=1.0,
+            rotate_wait_s=ROTATE_WAIT_S,
+            **changes,
+        )
+        self.follower._find_strays(0.0)
+        return self.follower
+
+    def stop(self) -> None:
+        for file in self.follower._files.values():
+            file.reader.close()
+        self.follower._files.clear()
+
+    def write(self, name: str, data: bytes, *, mode: str = "ab") -> Path:
+        path = self.folder / name
+        with path.open(mode) as out:
+            out.write(data)
+        at = next(self.clock)
+        os.utime(path, (at, at))  # no test depends on how finely the file system tells the time
+        return path
+
+    def look(self, now: float) -> list[Chunk]:
+        self.follower._discover(now)
+        return self.follower._read_round(now)
+
+    def read(self, now: float) -> bytes:
+        return b"".join(chunk.data for chunk in self.look(now))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.stop()
+    bench.store.close()
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b"line %06d\n" % number for number in range(first, last))
+
+
+def leave_by_rename(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+
+
+@pytest.mark.parametrize("leave", [leave_by_rename, Path.unlink], ids=["renamed", "deleted"])
+@pytest.mark.parametrize("later_s", [0.0, 1.0, 3600.0])
+def test_what_was_written_before_a_file_left_is_read_even_if_nobody_looked_for_long(
+    bench: Bench, leave: Callable[[Path], None], later_s: float
+):
+    path = bench.write("a.log", lines(0, 10))
+    assert bench.read(1.0) == lines(0, 10)
+    bench.look(2.0)
+    # Now the service is away, and the reader waits to hand over a chunk of another file.
+    bench.write("a.log", lines(10, 20))
+    leave(path)
+    assert bench.read(2.0 + later_s) == lines(10, 20)
+
+
+@pytest.mark.parametrize("leave", [leave_by_rename, Path.unlink], ids=["renamed", "deleted"])
+def test_a_file_that_left_is_closed_when_it_has_been_quiet_for_long_enough(bench: Bench, leave: Callable[[Path], None]):
+    path = bench.write("a.log", lines(0, 10))
+    bench.look(1.0)
+    leave(path)
+    bench.look(1.0 + ROTATE_WAIT_S - 0.1)
+    assert repr(bench.follower) == "<FilesFollowed 1 open>"
+    bench.look(1.0 + ROTATE_WAIT_S)
+    assert repr(bench.follower) == "<FilesFollowed 0 open>"
+
+
+def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
+    path = bench.write("a.log", lines(0, 100))
+    settle(bench.store, bench.look(1.0))
+    bench.stop()
+    bench.start()
+    bench.write("a.log", lines(100, 200))
+    chunks = bench.look(2.0)
+    assert b"".join(chunk.data for chunk in chunks) == lines(100, 200)
+    settle(bench.store, chunks)
+    leave_by_rename(path)
+    bench.look(2.0 + ROTATE_WAIT_S)
+    assert repr(bench.follower) == "<FilesFollowed 0 open>"
+    path.with_suffix(".old").rename(path)
+    bench.write("a.log", lines(200, 210))
+    assert bench.read(20.0) == lines(200, 210)
+
+
+def test_a_truncation_in_the_middle_of_an_endless_line_is_noticed(bench: Bench):
+    bench.write("a.log", b"x" * (2 * READ_BYTES))
+    assert bench.look(1.0) == []
+    bench.write("a.log", lines(0, 5), mode="wb")
+    assert bench.read(2.0) == lines(0, 5)
+
+
+def test_a_file_with_a_hole_in_front_is_read_behind_it(bench: Bench):
+    """What copytruncate leaves of a writer that does not append but writes on at its old offset."""
+    path = bench.folder / "a.log"
+    with path.open("wb") as out:
+        out.seek(3 * READ_BYTES + 17)
+        out.write(lines(0, 5))
+    data = b""
+    at = 1.0
+    while chunks := bench.look(at):
+        assert not any(chunk.is_oversized for chunk in chunks)
+        data += b"".join(chunk.data for chunk in chunks)
+        at += 1
+    assert data.lstrip(b"\0") == lines(0, 5)
+    assert len(data) == path.stat().st_size
+
+
+def test_a_crowd_of_files_is_followed_with_few_of_them_open(bench: Bench):
+    bench.stop()
+    follower = bench.start(max_open=3)
+    names = [f"{number}.log" for number in range(10)]
+    for turn in range(4):
+        for name in names:
+            bench.write(name, f"{name} {turn}\n".encode())
+        got: list[bytes] = []
+        for look in range(20):
+            got += bench.read(turn * 100.0 + look).splitlines()
+            assert len(follower._files) <= 3
+        assert sorted(got) == sorted(f"{name} {turn}".encode() for name in names)
+
+
+def test_in_a_crowd_a_deleted_file_is_not_closed_before_its_rest_was_read(bench: Bench):
+    bench.stop()
+    bench.start(max_open=1)
+    path = bench.write("a.log", lines(0, 3))
+    assert bench.read(1.0) == lines(0, 3)
+    bench.write("a.log", lines(3, 6))
+    path.unlink()
+    bench.write("b.log", b"another\n")
+    got = b"".join(bench.read(2.0 + look) for look in range(20))
+    assert sorted(got.splitlines()) == sorted([*lines(3, 6).splitlines(), b"another"])
+
+
+def test_a_loaded_stream_is_the_same_file_until_its_bytes_say_otherwise(bench: Bench):
+    path = bench.write("a.log", lines(0, 200))
+    settle(bench.store, bench.look(1.0))
+    (stream,) = bench.store.streams("file")
+    assert isinstance(stream, Stream)
+    with path.open("rb") as opened:
+        assert is_same(opened.fileno(), stream)
+    with path.open("r+b") as out:
+        out.seek(stream.checkpoint - 2)
+        out.write(b"?")
+    with path.open("rb") as opened:
+        assert not is_same(opened.fileno(), stream)
