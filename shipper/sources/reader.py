@@ -46,7 +46,7 @@ class StreamReader:
         self.stream = stream
         self.path = path
         self.offset = max(stream.checkpoint, stream.read_offset)
-        self._tail = self._bytes_before_offset()
+        self._tail = self._last_bytes_seen()
 
     def __repr__(self) -> str:
         return f"<StreamReader {self.path} at {self.offset}>"
@@ -61,16 +61,18 @@ class StreamReader:
         self._tail = b""
         self._scanned = 0
 
-    def _bytes_before_offset(self) -> bytes:
-        length = min(TAIL_BYTES, self.offset)
-        return os.pread(self._descriptor, length, self.offset - length)
+    def _last_bytes_seen(self) -> bytes:
+        """Read what stands before the offset, or before the place up to which the end of a line was looked for."""
+        end = max(self.offset, self._scanned)
+        length = min(TAIL_BYTES, end)
+        return os.pread(self._descriptor, length, end - length)
 
     def is_intact(self) -> bool:
         """Tell whether what was read is still there; if not, the file was truncated, and may have grown again."""
         if os.fstat(self._descriptor).st_size < max(self.offset, self._scanned):
             return False
         head = os.pread(self._descriptor, self.stream.head_bytes, 0)
-        return self._bytes_before_offset() == self._tail and (not head or digest(head) == self.stream.head_digest)
+        return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head_digest)
 
     def status(self) -> os.stat_result:
         """Look at the open file, wherever its name points by now."""
@@ -113,8 +115,11 @@ class StreamReader:
             if newline >= 0:
                 return self._advance(b"", at + newline + 1)
             at += len(data)
+        if is_final:
+            return self._advance(b"", at)
         self._scanned = at
-        return self._advance(b"", at) if is_final else None
+        self._tail = self._last_bytes_seen()
+        return None
 
     def _advance(self, data: bytes, end_offset: int) -> Chunk:
         chunk = Chunk(
@@ -129,6 +134,6 @@ class StreamReader:
             self.stream.head_bytes = len(head)
             self.stream.head_digest = digest(head)
         self.offset = self.stream.read_offset = end_offset
-        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else self._bytes_before_offset()
         self._scanned = 0
+        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else self._last_bytes_seen()
         return chunk
