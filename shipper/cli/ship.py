@@ -108,7 +108,6 @@ def pipe(
             segment_bytes=settings.spool.segment_bytes,
             fsync=settings.spool.fsync,
             fsync_interval_s=settings.spool.fsync_interval_seconds,
-            now=time.monotonic,
         )
 
     _ship(settings, source, is_one_shot=True, form=form)

@@ -78,7 +78,6 @@ class Spool:
         segment_bytes: int,
         fsync: Literal["always", "interval", "never"],
         fsync_interval_s: float,
-        now: Callable[[], float] = anyio.current_time,
     ) -> None:
         self._directory = directory
         self._input = descriptor
@@ -89,7 +88,6 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._fsync = fsync
         self._fsync_interval_s = fsync_interval_s
-        self._now = now
         self._synced_at = 0.0
         self._changed = anyio.Event()
         self._output = -1
@@ -157,7 +155,7 @@ class Spool:
                 except PermissionError:  # a device that cannot be waited for, such as /dev/null
                     can_wait = False
             try:
-                await run_sync(partial(self._pump, can_wait=can_wait))
+                await run_sync(partial(self._pump, can_wait=can_wait, now=anyio.current_time()))
             except OSError as error:
                 if error.errno not in _FULL_DISK:
                     raise
@@ -170,7 +168,7 @@ class Spool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _pump(self, *, can_wait: bool) -> None:
+    def _pump(self, *, can_wait: bool, now: float) -> None:
         """Move what there is to read, but at most `_PUMP_BYTES`, so that a thread never hangs in a read."""
         self._write()
         readable = select.poll()
@@ -189,10 +187,9 @@ class Spool:
             moved += len(data)
             self._unwritten = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
             self._write()
-        if self._fsync == "always" or (
-            self._fsync == "interval" and self._now() - self._synced_at >= self._fsync_interval_s
-        ):
+        if self._fsync == "always" or (self._fsync == "interval" and now - self._synced_at >= self._fsync_interval_s):
             self._sync()
+            self._synced_at = now
 
     def _bound_line(self, data: bytes) -> bytes:
         """
@@ -237,7 +234,6 @@ class Spool:
     def _sync(self) -> None:
         if self._output >= 0 and self._fsync != "never":
             os.fdatasync(self._output)
-            self._synced_at = self._now()
 
     def _close_segment(self) -> None:
         if self._output >= 0:
