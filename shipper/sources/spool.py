@@ -48,7 +48,7 @@ class _Segment:
 
     @property
     def is_settled(self) -> bool:
-        return self.is_read and self.stream.checkpoint >= self.size
+        return self.is_closed and self.stream.checkpoint >= self.size
 
 
 class Spool:
@@ -148,7 +148,10 @@ class Spool:
             _widen_pipe(self._input)
         while not self._has_input_ended:
             while self._is_full:
-                await self._changed.wait()
+                changed = self._changed
+                await self.after_save()  # what was settled before its segment was closed had no save to follow
+                if self._is_full:
+                    await changed.wait()
             if can_wait and not self._unwritten:
                 try:
                     await anyio.wait_readable(self._input)
@@ -278,9 +281,9 @@ class Spool:
         """Delete the segments that are settled, and make room for more."""
         settled = [segment for segment in self._segments if segment.is_settled]
         if settled:
-            await run_sync(self._delete, settled)
             for segment in settled:  # in place: the worker thread that reads the input appends to this list
                 self._segments.remove(segment)
+            await run_sync(self._delete, settled)
             self._tell()
 
     def _delete(self, segments: list[_Segment]) -> None:

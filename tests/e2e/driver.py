@@ -26,7 +26,7 @@ import httpx
 
 SHIPPER = Path(sys.executable).parent / "shipper"
 
-_POLL_S = 0.005
+_POLL_S = 0.01
 _PAGE_EVENTS = 10_000
 
 

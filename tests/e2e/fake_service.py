@@ -8,7 +8,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.message import Message
@@ -20,28 +20,35 @@ from tests.e2e.driver import Target
 _HANG_LIMIT_S = 60
 
 
+Fault = Literal["", "early", "hang", "reset", "store_and_reset", "truncate", "stall", "trickle", "close"]
+
+
 @dataclass(frozen=True)
 class Reply:
     """
     What becomes of one request.
 
     Attributes:
-        fault: `hang` = no answer until `FakeService.release`; `reset` = the connection is reset before anything is
-            stored; `store_and_reset` = reset when the events are stored, so that the answer is lost; `truncate` = the
-            connection is closed in the middle of the answer; `stall` = no more comes after a part of the answer;
-            `trickle` = the answer comes a byte at a time, for ever.
+        fault: What goes wrong besides.
+            `early`: the answer comes before the body was read, and the connection is closed.
+            `hang`: no answer until `FakeService.release`.
+            `reset`: the connection is reset before anything is stored.
+            `store_and_reset`: it is reset when the events are stored, so that the answer is lost.
+            `truncate`: the connection is closed in the middle of the answer.
+            `stall`, `trickle`: after a part of the answer no more comes, or a byte now and then, for ever.
+            `close`: after the answer the connection is closed without a word.
     """
 
     status: int = 202
     body: bytes = b"{}"
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
-    fault: Literal["", "hang", "reset", "store_and_reset", "truncate", "stall", "trickle"] = ""
+    fault: Fault = ""
 
     @property
     def stores(self) -> bool:
         is_success = 200 <= self.status < 300 and self.content_type == "application/json"
-        return self.fault == "store_and_reset" or (is_success and self.fault in {"", "hang"})
+        return self.fault == "store_and_reset" or (is_success and self.fault in {"", "hang", "close"})
 
 
 OK = Reply()
@@ -56,14 +63,14 @@ class FakeService:
     An HTTP server in a thread; by default it stores everything.
 
     Attributes:
-        default: The reply to a request for which nothing is planned.
+        default: The reply to a request for which nothing is planned, or a function that chooses one.
         bodies, headers, arrived_at: Of all requests, in the order of their arrival.
         stored: Of those that were stored.
         answered: How many requests were dealt with to their end.
     """
 
-    def __init__(self) -> None:
-        self.default = OK
+    def __init__(self, port: int = 0) -> None:
+        self.default: Reply | Callable[[], Reply] = OK
         self.bodies: list[bytes] = []
         self.headers: list[Message] = []
         self.arrived_at: list[float] = []
@@ -75,7 +82,7 @@ class FakeService:
         self._is_closing = threading.Event()
         self._errors: list[BaseException] = []
         self._connections: set[socket.socket] = set()
-        self._server = _Server(self)
+        self._server = _Server(self, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-service")
 
     def __enter__(self) -> Self:
@@ -102,6 +109,11 @@ class FakeService:
     def requests(self) -> int:
         return len(self.bodies)
 
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
     def plan(self, *replies: Reply) -> None:
         """Say what becomes of the next requests, in the order of their arrival."""
         with self._lock:
@@ -122,13 +134,24 @@ class FakeService:
             self.headers.append(headers)
             self.arrived_at.append(time.monotonic())
             self.bodies.append(body)
-            reply = self._planned.pop(0) if self._planned else self.default
+            reply = self._next()
         if reply.fault == "hang":
             self._released.wait(_HANG_LIMIT_S)
         if reply.stores:
             with self._lock:
                 self.stored.append(body)
         return reply
+
+    def peek_is_early(self) -> bool:
+        """Tell whether the next request is not to be read at all; if so, that plan is done with."""
+        with self._lock:
+            is_early = bool(self._planned) and self._planned[0].fault == "early"
+            return is_early and bool(self._planned.pop(0))
+
+    def _next(self) -> Reply:
+        if self._planned:
+            return self._planned.pop(0)
+        return self.default() if callable(self.default) else self.default
 
     def done(self) -> None:
         with self._lock:
@@ -160,9 +183,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, service: FakeService) -> None:
+    def __init__(self, service: FakeService, port: int) -> None:
         self.service = service
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         error = sys.exception()
@@ -186,6 +209,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         service = self.server.service
+        if service.peek_is_early():
+            self._answer(Reply(status=503))
+            self.close_connection = True
+            return
         length = int(self.headers["Content-Length"])
         body = self.rfile.read(length)
         if len(body) < length:  # the sender was killed while it sent
@@ -213,7 +240,7 @@ class _Handler(BaseHTTPRequestHandler):
             if reply.fault == "trickle":
                 self.wfile.write(b" ")
             time.sleep(0.05)
-        self.close_connection |= is_cut
+        self.close_connection |= is_cut or reply.fault == "close"
 
     def log_message(self, format: str, *args: object) -> None:
         pass

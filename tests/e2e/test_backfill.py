@@ -218,3 +218,35 @@ def test_records_of_one_consumer_only_are_all_delivered_in_their_order(
     assert (result.returncode, result.counts()) == (0, (200, 200, 0, 0, 0))
     assert fake.event_ids() == sample.ids[:200]
     assert result.summary["batches"] == 200
+
+
+def test_a_file_that_was_written_anew_in_place_is_read_from_its_start(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = shipper.folder / "events.ndjson"
+    sent = 0
+    for count in (20, 5, 30):
+        file.write_bytes(b"".join(sample.lines[sent : sent + count]))
+        assert shipper.backfill(file).counts() == (count, count, 0, 0, 0)
+        sent += count
+    assert service.times_received() == dict.fromkeys(sample.ids[:sent], 1)
+
+
+def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    fake.plan(HANG)
+    names = ["a.ndjson", "b.ndjson", "c.ndjson"]
+    # The first is more than is read ahead, so that the second is not open yet when it is deleted.
+    for name, start, end in zip(names, (0, 40_000, 40_010), (40_000, 40_010, 40_020), strict=True):
+        (shipper.folder / name).write_bytes(b"".join(sample.lines[start:end]))
+    running = shipper.start("backfill", *names, "--summary", "json", settings={"delivery.concurrency": 1})
+    running.wait_until(lambda: fake.requests, "a first request")
+    (shipper.folder / "b.ndjson").unlink()
+    fake.release()
+    result = running.finish()
+    assert result.returncode == 4
+    assert "b.ndjson" in result.stderr
+    assert result.counts() == (40_010, 40_010, 0, 0, 0)
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:40_000] + sample.ids[40_010:40_020])

@@ -147,19 +147,18 @@ def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shi
     assert running.finish(limit_s=10).returncode == 0
 
 
-COMMANDS = ["run", "pipe", "backfill", "validate", "demo", "report", "sandbox", "sample", "config init", "config show"]
+COMMANDS = ["run", "pipe", "backfill", "validate", "demo", "report", "sandbox", "sample", "config"]
 
 
 def test_every_command_has_help(shipper: Shipper):
-    commands = ["", "config", *COMMANDS]
-    started = [shipper.start(*command.split(), "--help", configured=False) for command in commands]
-    for command, running in zip(commands, started, strict=True):
+    started = [shipper.start(*command.split(), "--help", configured=False) for command in ["", *COMMANDS]]
+    for command, running in zip(["", *COMMANDS], started, strict=True):
         result = running.finish()
         assert (result.returncode, result.stderr) == (0, ""), command
         assert "Usage: shipper" in result.stdout
         assert command in {"", "config"} or "Example:" in result.stdout
     everything = started[0].finish().stdout
-    assert all(command.split()[0] in everything for command in COMMANDS)
+    assert all(command in everything for command in COMMANDS)
 
 
 def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr(

@@ -143,7 +143,7 @@ def test_a_failure_that_quotes_a_record_or_a_secret_is_not_repeated_in_the_log(
 def test_a_secret_that_cannot_be_sent_is_named_and_not_shown(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(sample.lines[0])
-    for token in ("canary\ntoken", "canary-töken-→", "canary\0"[:6] + "\x7f", " canary ", ""):
+    for token in ("canary\ntoken", "canary-töken-→", ""):
         shipper.target = service.target._replace(token=token)
         result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.1})
         assert result.returncode in {2, 4}, result

@@ -149,11 +149,11 @@ async def test_an_endless_line_is_cut_to_what_tells_that_it_is_too_long(bench: B
 
 
 async def test_reading_waits_when_the_spool_is_full_until_something_is_settled(bench: Bench):
-    spool = bench.spool(max_bytes=400)
+    spool = bench.spool(segment_bytes=20_000, max_bytes=40_000)
     tx, rx = anyio.create_memory_object_stream[Chunk](1000)
     os.set_blocking(bench.tx_end, False)
     written = 0
-    with tx, rx, anyio.fail_after(10):
+    with tx, rx, anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(spool.run, tx)
             try:
@@ -163,7 +163,7 @@ async def test_reading_waits_when_the_spool_is_full_until_something_is_settled(b
                     assert written < 50_000_000, "reading never waits"
             except BlockingIOError:
                 pass
-            assert spool.spooled_bytes >= 400
+            assert spool.spooled_bytes >= 40_000
             os.close(bench.tx_end)
             got = 0
             async for chunk in rx:

@@ -144,11 +144,12 @@ def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
     assert bench.read(20.0) == lines(200, 210)
 
 
-def test_a_truncation_in_the_middle_of_an_endless_line_is_noticed(bench: Bench):
+@pytest.mark.parametrize("count", [5, READ_BYTES // 4], ids=["shorter", "grown past the old end"])
+def test_a_truncation_in_the_middle_of_an_endless_line_is_noticed(bench: Bench, count: int):
     bench.write("a.log", b"x" * (2 * READ_BYTES))
     assert bench.look(1.0) == []
-    bench.write("a.log", lines(0, 5), mode="wb")
-    assert bench.read(2.0) == lines(0, 5)
+    bench.write("a.log", lines(0, count), mode="wb")
+    assert b"".join(bench.read(2.0 + look) for look in range(5)) == lines(0, count)
 
 
 def test_a_file_with_a_hole_in_front_is_read_behind_it(bench: Bench):
