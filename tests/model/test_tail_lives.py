@@ -208,6 +208,7 @@ class Lives(RuleBasedStateMachine):
         assert life.path is not None
         life.path = life.path.rename(self.folder / f"back{next(self.ticks)}.log")
         life.is_matched = life.is_owed = True
+        life.has_been_open = False  # it may have been closed since
 
     def away(self) -> list[Life]:
         return [life for life in self.lives if life.path is not None and not life.is_matched]

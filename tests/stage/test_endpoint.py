@@ -64,15 +64,17 @@ async def read_request(stream: anyio.abc.ByteStream) -> bytes:
 @asynccontextmanager
 async def serving(server: Server, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     async def handle(stream: anyio.abc.SocketStream) -> None:
-        if context is None:
-            await server.handle(stream)
-            return
-        try:
-            encrypted = await TLSStream.wrap(stream, ssl_context=context, server_side=True, standard_compatible=False)
-        except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
-            await stream.aclose()
-            return
-        await server.handle(encrypted)
+        async with stream:
+            if context is None:
+                await server.handle(stream)
+                return
+            try:
+                encrypted = await TLSStream.wrap(
+                    stream, ssl_context=context, server_side=True, standard_compatible=False
+                )
+            except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
+                return
+            await server.handle(encrypted)
 
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
     with anyio.fail_after(20):
@@ -340,8 +342,15 @@ async def test_a_certificate_for_another_host_is_a_fault_of_the_set_up(
     assert server.requests == []
 
 
+class Greeter(Server):
+    """Speaks first, and not HTTP."""
+
+    async def handle(self, stream: anyio.abc.ByteStream) -> None:
+        await no_http(stream)
+
+
 async def test_a_server_that_speaks_no_tls_is_no_certificate_that_was_refused():
-    async with serving(Server(no_http)) as port, endpoint(port, scheme="https") as used:
+    async with serving(Greeter(b"")) as port, endpoint(port, scheme="https") as used:
         with pytest.raises(NoAnswerError) as caught:
             await post(used)
     assert not caught.value.is_tls

@@ -1,0 +1,258 @@
+"""The stages together at their limits: a service that is away, one that hangs, and what a run says of itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, InputSettings, Settings, StateSettings
+from shipper.pipeline import Pipeline, Summary
+from shipper.records import Chunk, Stream
+from shipper.secrets import LiteralSecret
+from shipper.sources.files import FilesOnce, StreamBook
+from shipper.state.store import Store
+from tests.fakes import ScriptedEndpoint, answer
+from tests.stage.test_endpoint import ACCEPTED, Server, serving
+from tests.unit.test_codec import line
+
+NOW_S = 1_800_000_000.0
+OPEN_SPANS = 4096
+
+
+def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **changes: Any) -> Settings:
+    def of(section: str) -> dict[str, Any]:
+        return {key.removeprefix(section): value for key, value in changes.items() if key.startswith(section)}
+
+    return Settings(
+        intake=EndpointSettings(base_url=base_url, subscription_key=LiteralSecret("k"), token=LiteralSecret("t")),
+        input=InputSettings(max_record_bytes=2000),
+        batch=BatchSettings(**{"linger_seconds": 60.0, **of("batch_")}),
+        delivery=DeliverySettings(
+            **{
+                "concurrency": senders,
+                "retry_initial_seconds": 0.001,
+                "retry_max_seconds": 0.002,
+                **of("delivery_"),
+            }
+        ),
+        state=StateSettings(commit_interval_seconds=0.001),
+    )
+
+
+class Lines:
+    """A source of good lines, one a chunk, until somebody has enough of it; counts what it got rid of."""
+
+    is_exhausted = False
+
+    def __init__(self, last: int | None = None) -> None:
+        self.last = last
+        self.sent = 0
+        self.stream = Stream(stream_id=1, kind="file", path="x")
+
+    def line(self, number: int) -> bytes:
+        return line(number, ConsumerID=number + 1) + b"\n"
+
+    async def run(self, chunks_tx: Any) -> None:
+        offset = 0
+        for number in count() if self.last is None else range(self.last):
+            data = self.line(number)
+            end = offset + len(data)
+            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
+            self.sent += 1
+            offset = end
+        self.is_exhausted = True
+
+    async def after_save(self) -> None: ...
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    (tmp_path / "state").mkdir()
+    store = Store(tmp_path / "state")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, store: Store):
+    def make(source: Any, *scripts: Sequence[Any], is_one_shot: bool = True, **changes: Any) -> Pipeline:
+        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
+        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: next(endpoints))
+        return Pipeline(
+            settings(senders=len(scripts), **changes),
+            source,
+            store,
+            is_one_shot=is_one_shot,
+            wall_time=lambda: NOW_S,
+            rng=Random(1),
+        )
+
+    return make
+
+
+async def until_it_rests(pipeline: Pipeline, source: Lines) -> None:
+    """Wait until nothing moves any more; commit intervals are a millisecond here."""
+    before = None
+    while before != (before := (source.sent, pipeline.totals.accepted, repr(pipeline))):
+        await anyio.sleep(0.03)
+
+
+async def test_reading_waits_while_the_service_answers_nothing(make: Any):
+    source = Lines()
+    never = anyio.Event()
+    pipeline = make(source, [never], [never], batch_max_events=1)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            while not source.sent:
+                await anyio.sleep(0.001)
+            await until_it_rests(pipeline, source)
+            group.cancel_scope.cancel()
+    # Two in the senders' hands, two before them, one in the packer's hands, two chunks before it.
+    assert source.sent <= 8
+    assert pipeline.totals.read == pipeline.totals.pending <= 6
+
+
+async def test_reading_waits_when_too_much_is_settled_behind_a_batch_that_is_not(make: Any, store: Store):
+    source = Lines(last=OPEN_SPANS + 500)
+    release = anyio.Event()
+    pipeline = make(source, [release], [], batch_max_events=1)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            while pipeline.totals.accepted < OPEN_SPANS - 10:
+                await anyio.sleep(0.01)
+            await until_it_rests(pipeline, source)
+            assert OPEN_SPANS - 10 <= pipeline.totals.read <= OPEN_SPANS
+            assert store.streams("file") == [], "nothing is saved behind the first batch"
+            release.set()
+    assert pipeline.totals.accepted == OPEN_SPANS + 500
+    assert pipeline.totals.pending == 0
+
+
+async def test_a_run_that_is_given_up_says_so_and_keeps_what_was_settled(make: Any, store: Store):
+    source = Lines(last=300)
+    pipeline = make(
+        source, [*[answer(202)] * 2, *[answer(503)] * 100_000], batch_max_events=10, delivery_give_up_after_seconds=0.05
+    )
+    with anyio.fail_after(10):
+        summary: Summary = await pipeline.run()
+    assert (summary.outcome, summary.accepted, summary.exit_code(is_one_shot=True)) == ("gave_up", 20, 4)
+    assert "503" in summary.message
+    assert summary.read == summary.accepted + summary.pending
+    assert store.totals().accepted == 20
+    delivered = sum(len(source.line(number)) for number in range(20))
+    assert [stream.checkpoint for stream in store.streams("file")] == [delivered]
+
+
+async def test_a_followed_input_is_never_given_up(make: Any):
+    source = Lines(last=20)
+    pipeline = make(
+        source, [answer(503)] * 60, batch_max_events=10, delivery_give_up_after_seconds=0.001, is_one_shot=False
+    )
+    with anyio.fail_after(10):
+        summary: Summary = await pipeline.run()
+    assert (summary.outcome, summary.accepted, summary.retries) == ("finished", 20, 60)
+
+
+class OversizedSource(Lines):
+    async def run(self, chunks_tx: Any) -> None:
+        good = [line(1, ConsumerID=1) + b"\n", line(2, ConsumerID=2) + b"\n"]
+        spans = [(good[0], len(good[0])), (b"", 5_000_000), (good[1], len(good[1]))]
+        offset = 0
+        for data, length in spans:
+            await chunks_tx.send(
+                Chunk(
+                    stream=self.stream,
+                    start_offset=offset,
+                    end_offset=offset + length,
+                    data=data,
+                    is_oversized=not data,
+                )
+            )
+            offset += length
+        self.is_exhausted = True
+
+
+async def test_a_line_that_was_not_even_read_is_a_dead_letter_between_its_neighbours(make: Any, store: Store):
+    pipeline = make(OversizedSource(), [])
+    with anyio.fail_after(10):
+        summary: Summary = await pipeline.run()
+    assert (summary.accepted, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (2, 1, 3)
+    assert pipeline.dead_letter_reasons == {"oversized": 1}
+    assert store.totals().dead_lettered == 1
+
+
+async def test_a_run_that_is_cancelled_from_outside_saves_what_was_settled(make: Any, store: Store):
+    source = Lines(last=50)
+    never = anyio.Event()
+    pipeline = make(source, [*[answer(202)] * 3, never], batch_max_events=10)
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            while pipeline.totals.accepted < 30:
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+    assert store.totals().accepted == 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "one_shot", "followed"),
+    [
+        ({"outcome": "finished"}, 0, 0),
+        ({"outcome": "finished", "dead_lettered": 1}, 3, 0),
+        ({"outcome": "finished", "pending": 1}, 4, 4),
+        ({"outcome": "finished", "pending": 1, "dead_lettered": 1}, 4, 4),
+        ({"outcome": "drained"}, 4, 0),
+        ({"outcome": "drained", "dead_lettered": 1}, 4, 0),
+        ({"outcome": "aborted"}, 4, 4),
+        ({"outcome": "gave_up", "pending": 7}, 4, 4),
+    ],
+)
+def test_the_exit_code_says_whether_anything_is_left_to_do(changes: dict[str, Any], one_shot: int, followed: int):
+    summary = Summary(batches=0, requests=0, retries=0, seconds=0.0, **changes)
+    assert (summary.exit_code(is_one_shot=True), summary.exit_code(is_one_shot=False)) == (one_shot, followed)
+
+
+# With a socket, files and the disk -----------------------------------------------------------------------------------
+
+BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+
+
+async def cut(stream: anyio.abc.ByteStream) -> None:
+    await stream.aclose()
+
+
+async def test_files_arrive_through_a_socket_whatever_the_service_does_at_first(tmp_path: Path, store: Store):
+    paths = [tmp_path / "a.log", tmp_path / "b.log"]
+    numbers = iter(range(1000))
+    for path in paths:
+        path.write_bytes(
+            b"".join(line(number, ConsumerID=number + 1) + b"\n" for number, _ in zip(numbers, range(200)))
+        )
+    server = Server(BUSY, cut, BUSY, cut, ACCEPTED)
+    async with serving(server) as port:
+        pipeline = Pipeline(
+            settings(f"http://127.0.0.1:{port}", senders=3, batch_max_bytes=9000),
+            FilesOnce(paths, StreamBook([], count(1).__next__, max_record_bytes=2000)),
+            store,
+            is_one_shot=True,
+            wall_time=lambda: NOW_S,
+            rng=Random(1),
+        )
+        summary = await pipeline.run()
+    assert (summary.outcome, summary.accepted, summary.pending) == ("finished", 400, 0)
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in server.requests]
+    assert max(map(len, bodies)) <= 9000
+    sent = {event["ConsumerID"] for body in bodies for event in json.loads(body)["events"]}
+    assert len(sent) == 400
+    assert sum(len(json.loads(body)["events"]) for body in set(bodies)) == 400, "a batch is sent again as it was"
+    assert [stream.checkpoint for stream in store.streams("file")] == [path.stat().st_size for path in paths]
