@@ -233,11 +233,9 @@ async def cut(stream: anyio.abc.ByteStream) -> None:
 
 async def test_files_arrive_through_a_socket_whatever_the_service_does_at_first(tmp_path: Path, store: Store):
     paths = [tmp_path / "a.log", tmp_path / "b.log"]
-    numbers = iter(range(1000))
-    for path in paths:
-        path.write_bytes(
-            b"".join(line(number, ConsumerID=number + 1) + b"\n" for number, _ in zip(numbers, range(200)))
-        )
+    lines = [line(number, ConsumerID=number + 1) + b"\n" for number in range(400)]
+    paths[0].write_bytes(b"".join(lines[:150]))
+    paths[1].write_bytes(b"".join(lines[150:]))
     server = Server(BUSY, cut, BUSY, cut, ACCEPTED)
     async with serving(server) as port:
         pipeline = Pipeline(
