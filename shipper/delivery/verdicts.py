@@ -15,7 +15,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-ANSWER_BYTES: Final = 65_536
+ANSWER_BYTES: Final = 4_194_304  # an answer may name every event of a batch
+RETRY_AFTER_MAX_S: Final = 3_600.0  # a longer wait is served in parts: asking once an hour harms nobody
 # What gateways say of themselves. Other words may quote a record or a header, and are not for a log.
 _KNOWN_WORDS: Final = re.compile(
     r"Access denied due to \w+ subscription key|Rate limit is exceeded|Out of [a-z ]+ quota"
@@ -100,17 +101,12 @@ def judge(answer: Answer, *, section: str = "intake") -> Verdict:
 def _judge_success(answer: Answer, section: str) -> Verdict:
     if answer.content_type == "text/html":
         return _pause(answer, "html_answer", f"a web page answered, not the service; check {section}.base_url")
-    if answer.status == 207 or _names_rejected_events(answer.body):
+    document = _decoded(answer.body)
+    if document is None and answer.body.lstrip()[:1] in {b"{", b"["}:
+        return _pause(answer, "unreadable_answer", "the service's answer is broken, or too long to be read")
+    if answer.status == 207 or (isinstance(document, dict) and document.get("rejected")):
         return _pause(answer, "partly_rejected", "the service took only a part of the batch")
     return Verdict(Action.ACCEPT)
-
-
-def _names_rejected_events(body: bytes) -> bool:
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False
-    return isinstance(document, dict) and bool(document.get("rejected"))
 
 
 def _pause(answer: Answer, reason: str, advice: str) -> Verdict:
@@ -121,17 +117,23 @@ def _pause(answer: Answer, reason: str, advice: str) -> Verdict:
 
 def _service_words(body: bytes) -> str:
     """Find in the `message` of an error document what may be repeated."""
-    try:
-        document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return ""
+    document = _decoded(body)
     message = document.get("message") if isinstance(document, dict) else None
     known = _KNOWN_WORDS.search(message) if isinstance(message, str) else None
     return known[0] if known else ""
 
 
+def _decoded(body: bytes) -> object:
+    """Decode JSON; None if it is none."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
 def _seconds(retry_after: str) -> float | None:
-    return float(retry_after) if re.fullmatch(r"[0-9]{1,9}", retry_after) else None
+    is_number = retry_after.isascii() and retry_after.isdigit()
+    return min(float(retry_after), RETRY_AFTER_MAX_S) if is_number else None
 
 
 def full_jitter_s(attempt: int, *, initial_s: float, max_s: float, rng: Random) -> float:

@@ -99,6 +99,11 @@ class Store:
                 f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
             )
         self._db.execute("PRAGMA journal_mode = WAL")
+        # SQLite itself would notice that the end is missing only when it comes to read there.
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
+        if self._path.stat().st_size < size:
+            raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
         if not tables:

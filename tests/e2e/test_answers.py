@@ -190,7 +190,7 @@ def test_an_answer_cut_short_is_no_acceptance(shipper: Shipper, fake: FakeServic
 @pytest.mark.parametrize("fault", ["stall", "trickle"])
 def test_an_answer_that_never_ends_holds_nobody_up(shipper: Shipper, fake: FakeService, file: Path, fault: str):
     fake.plan(Reply(fault=fault))
-    result = shipper.backfill(file, settings={**ONE_SENDER, "delivery.read_timeout_seconds": 0.3}, limit_s=5)
+    result = shipper.backfill(file, settings={**ONE_SENDER, "delivery.read_timeout_seconds": 0.3}, limit_s=15)
     assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
     assert result.summary["retries"] == 1
 

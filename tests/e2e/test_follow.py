@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -64,8 +65,8 @@ def test_what_is_appended_arrives_and_a_clean_restart_repeats_nothing(
     file = folder / "app.ndjson"
     append(file, sample.lines[:10])
     running = follow()
-    for end in (10, 11, 20, 21):
-        append(file, sample.lines[end - 1 : end] if end % 10 == 1 else sample.lines[11:20] if end == 20 else b"")
+    for start, end in ((0, 10), (10, 11), (11, 20), (20, 21)):
+        append(file, sample.lines[start:end] if start else b"")
         wait_for_events(running, service, sample.ids[:end], limit_s=10)
     new = folder / "app.ndjson.new"
     append(new, sample.lines[21:30])
@@ -230,7 +231,7 @@ def test_copytruncate_is_noticed(
         running.process.send_signal(signal.SIGCONT)
     else:
         running = follow("app.ndjson")
-    wait_for_events(running, service, ids, limit_s=5)
+    wait_for_events(running, service, ids)
     assert_clean_stop(running, service, ids)
 
 
@@ -276,8 +277,11 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end_and_let_go(
 
 
 def _has_open(running: Running, file: Path) -> bool:
-    descriptors = Path(f"/proc/{running.pid}/fd")
-    return any(os.readlink(path).startswith(str(file)) for path in descriptors.iterdir() if path.is_symlink())
+    for descriptor in Path(f"/proc/{running.pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed between the listing and the look
+            if os.readlink(descriptor).startswith(str(file)):
+                return True
+    return False
 
 
 def test_a_file_that_got_the_inode_of_a_deleted_one_is_read_from_its_start(
@@ -380,7 +384,7 @@ def test_an_idle_run_ends_at_once_on_sigterm_and_on_sigint(follow: Follow, servi
         result = running.finish()
         assert result.returncode == 0
         # Far below the 25 s of the drain, and the 5 s in which the watching thread looks up by itself.
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 4
 
 
 def test_a_first_sigterm_drains_what_was_read(

@@ -61,12 +61,13 @@ class Ledger:
         self._received = self._accepted = 0
         self.cuts = 0
 
-    def note_kill(self) -> None:
+    def note(self, *, is_kill: bool = True) -> None:
+        """Look at both sides after the end of a run."""
         received, accepted = self._service.received, self._shipper.read_state().accepted
         assert accepted <= received, "a checkpoint passed an event that the service does not have"
         repeats = (received - self._received) - (accepted - self._accepted)
         assert repeats <= REPEATS_PER_KILL, repeats
-        self.cuts += received > self._received  # it was cut in the middle of its work, not in its start
+        self.cuts += is_kill and received > self._received  # it was cut in the middle of its work, not in its start
         self._received, self._accepted = received, accepted
 
 
@@ -89,7 +90,7 @@ def test_backfill_killed_at_random_moments_loses_nothing(
                 assert running.finish().returncode in {0, 3}
                 break
             kills += 1
-            ledger.note_kill()
+            ledger.note()
         last = shipper.backfill(file)
         assert last.returncode in {0, 3}
         assert last.counts()[4] == 0
@@ -121,7 +122,7 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
         assert service.holds(event_ids(spooled)), "what had been spooled was lost"
         assert not list(Path(shipper.state, "spool").iterdir()), "the spool is not empty"
         spooled.clear()
-        ledger.note_kill()
+        ledger.note(is_kill=False)
 
     while kills < KILLS:
         running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
@@ -133,7 +134,7 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
         producer.join(10)
         assert was_killed, "its input had not ended"
         kills += 1
-        ledger.note_kill()
+        ledger.note()
 
         found = _spooled_lines(shipper)
         torn += [line for line in found if not line.endswith(b"\n")]
@@ -143,7 +144,7 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
         if what_next < 0.5 and kills < KILLS:  # its recovery is killed, too
             if kill_at_random(shipper.start("pipe", "--summary", "json", settings=SLOW), service, rng):
                 kills += 1
-                ledger.note_kill()
+                ledger.note()
         elif what_next < 0.75:
             recover()  # otherwise the next one has to do with the rest and with new input
     recover()

@@ -136,7 +136,7 @@ def test_a_line_longer_than_a_segment_and_than_the_spool_passes(shipper: Shipper
     running.wait_until(lambda: any(path.stat().st_size == 200 for path in spool.glob("*")), "a part is in the spool")
     running.stdin.write(sample.lines[0][200:] + b"".join(sample.lines[1:5]))
     running.stdin.close()
-    result = running.finish(limit_s=5)
+    result = running.finish(limit_s=15)
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:5])
 

@@ -48,7 +48,7 @@ def test_a_hole_in_front_of_a_line_costs_no_record(shipper: Shipper, service: Se
             out.writelines(sample.lines[index * 10 : index * 10 + 10])
     if command == "run":
         running = shipper.start("run", settings={"input.include": f'["{file}"]', **QUICK})
-        running.wait_until(lambda: service.stored == 30, "all records", limit_s=3)
+        running.wait_until(lambda: service.stored == 30, "all records")
         assert running.stop().returncode == 0
     else:
         with file.open("rb") as stdin:
@@ -77,7 +77,7 @@ def test_more_files_than_may_be_open_are_all_followed(shipper: Shipper, service:
     running = shipper.start(
         "run", settings={"input.include": f'["{folder}"]', **QUICK}, prefix=["prlimit", "--nofile=100", "--"]
     )
-    running.wait_until(lambda: service.stored == 150, "all records", limit_s=5)
+    running.wait_until(lambda: service.stored == 150, "all records")
     assert running.stop().returncode == 0
 
 
@@ -99,7 +99,7 @@ def test_a_log_that_nobody_reads_any_more_does_not_end_a_run(shipper: Shipper, s
     for count in (10, 20):
         with file.open("ab") as out:
             out.writelines(sample.lines[count - 10 : count])
-        running.wait_until(lambda count=count: service.stored == count, "the records", limit_s=5)
+        running.wait_until(lambda count=count: service.stored == count, "the records")
     result = running.stop()
     assert result.returncode == 0
     assert service.times_received() == dict.fromkeys(sample.ids[:20], 1)

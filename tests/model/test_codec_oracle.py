@@ -165,7 +165,7 @@ NASTY = {
 }
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=600, deadline=None)
 @given(
     st.sampled_from(list(NASTY)).flatmap(
         lambda check: st.tuples(st.just(check), st.lists(NASTY[check], min_size=1, max_size=5))

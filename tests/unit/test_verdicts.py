@@ -23,7 +23,7 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
         (answer(201, b"created", "text/plain"), Action.ACCEPT, ""),
         (answer(202, b'{"accepted":3,"duplicates":0,"rejected":[]}'), Action.ACCEPT, ""),
         (answer(204, content_type=""), Action.ACCEPT, ""),
-        (answer(202, b"[" * 5000), Action.ACCEPT, ""),
+        (answer(202, b"[" * 5000), Action.PAUSE, "unreadable_answer"),
         (answer(200, b"<html>", "text/html"), Action.PAUSE, "html_answer"),
         (answer(202, b'{"accepted":2,"rejected":[{"index":1}]}'), Action.PAUSE, "partly_rejected"),
         (answer(207, b"[]"), Action.PAUSE, "partly_rejected"),
