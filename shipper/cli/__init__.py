@@ -18,7 +18,8 @@ from shipper.cli import config as config_commands
 from shipper.cli.common import reader_may_leave, say
 from shipper.cli.demo import demo
 from shipper.cli.report import report
-from shipper.cli.sandbox import sample, sandbox
+from shipper.cli.sample import sample
+from shipper.cli.sandbox import sandbox
 from shipper.cli.ship import backfill, pipe, run
 from shipper.cli.validate import validate
 from shipper.errors import ShipperError

@@ -38,7 +38,7 @@ def demo(
     from shipper.cli.report import fetch_report
     from shipper.report.client import read_report
     from shipper.report.table import render_table
-    from shipper.sandbox.app import SandboxOptions
+    from shipper.sandbox.options import SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import SandboxThread
     from shipper.telemetry.logs import configure_logs

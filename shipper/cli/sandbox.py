@@ -1,103 +1,178 @@
-"""The commands `sandbox` and `sample`."""
+"""The command `sandbox`."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shipper.cli.common import reader_may_leave, run_async
+from shipper.cli.common import run_async
 from shipper.errors import ConfigError
+from shipper.sandbox.options import (
+    IN_MEMORY,
+    AnswerShape,
+    CallLimit,
+    Figures,
+    Profile,
+    Rejection,
+    Repeats,
+    RetryAfter,
+    SandboxOptions,
+)
 
 if TYPE_CHECKING:
+    from shipper.sandbox.faults import FaultScript
     from shipper.sandbox.server import Access
 
-# What the options say without a word on the command line is repeated here as text, because importing it would cost
-# every `--help` the import of a web server. A test holds both together.
-_DEFAULT_KEY = "sandbox-subscription-key"
-
-_WRITE_BYTES = 1 << 20
-_FIRST_LINE = "# Written by `shipper sandbox`; it is written anew at every start."
+_DEFAULT: Final = SandboxOptions()
+_FIRST_LINE: Final = "# Written by `shipper sandbox`; it is written anew at every start."
 
 
 def sandbox(
-    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes any free one.")] = 8080,
-    store: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the events in this file, not in memory.")
-    ] = None,
-    account_id: Annotated[int, typer.Option(min=1, help="The affiliate account that has a report.")] = 1001,
-    subscription_key: Annotated[str, typer.Option(help="The key that the gateway asks for.")] = _DEFAULT_KEY,
+    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = _DEFAULT.host,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = _DEFAULT.port,
     write_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a configuration for this sandbox (mode 0600).")
     ] = None,
+    store: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep the events in this file, not in memory.")
+    ] = None,
+    blackhole: Annotated[
+        bool, typer.Option("--blackhole", help="Count events; neither validate nor keep them.")
+    ] = False,
+    profile: Annotated[
+        Profile, typer.Option(help="document: the documented rules; strict: what is publicly known, too.")
+    ] = _DEFAULT.profile,
+    rejection: Annotated[
+        Rejection, typer.Option(help="What a bad event does: partial: the others are taken; whole: none is.")
+    ] = _DEFAULT.rejection,
+    answer: Annotated[
+        AnswerShape,
+        typer.Option(help="counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
+    ] = _DEFAULT.answer,
+    repeats: Annotated[Repeats, typer.Option(help="What becomes of a repeated EventId.")] = _DEFAULT.repeats,
+    account_id: Annotated[
+        int, typer.Option(min=1, max=2**63 - 1, help="The affiliate account that has a report.")
+    ] = _DEFAULT.account_id,
+    figures: Annotated[
+        Figures, typer.Option(help="The report beside registrations: received: zero; seeded: invented.")
+    ] = _DEFAULT.figures,
+    seed: Annotated[int, typer.Option(help="For invented figures, jitter, and faults by chance.")] = _DEFAULT.seed,
+    subscription_key: Annotated[str, typer.Option(help="The primary key.")] = _DEFAULT.subscription_key,
+    secondary_key: Annotated[str, typer.Option(help="The secondary key.")] = _DEFAULT.secondary_key,
+    rate_limit: Annotated[
+        str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 429 with Retry-After.")
+    ] = None,
+    quota: Annotated[str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 403 with Retry-After.")] = None,
+    retry_after: Annotated[RetryAfter, typer.Option(help="The form of that header.")] = _DEFAULT.retry_after,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="Above it: 413.")] = _DEFAULT.max_body_bytes,
+    accept_gzip: Annotated[bool, typer.Option("--accept-gzip", help="Else gzip bodies get 415.")] = False,
+    latency_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Wait before each answer.")] = 0.0,
+    jitter_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Up to so much more.")] = 0.0,
+    token_lifetime_seconds: Annotated[
+        int, typer.Option(min=1, max=10**9, help="Of the tokens of the token endpoint.")
+    ] = _DEFAULT.token_lifetime_seconds,
+    token_skew_seconds: Annotated[
+        float, typer.Option(min=-(10**9), max=10**9, help="How far the token endpoint's clock is ahead.")
+    ] = 0.0,
+    token_limit: Annotated[
+        str, typer.Option(metavar="CALLS/SECONDS", help="Calls to the token endpoint; above it: 429.")
+    ] = "/".join(map(str, _DEFAULT.token_limit)),
+    clock_offset_seconds: Annotated[
+        float, typer.Option(min=-(10**9), max=10**9, help="How far the service's clock is ahead of this machine's.")
+    ] = 0.0,
+    faults: Annotated[Path | None, typer.Option(metavar="FILE", help="A fault script, TOML or (*.json) JSON.")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(metavar="RULE", help="One rule, such as 'reset every=7 when=after'.")
+    ] = None,
+    chaos: Annotated[
+        float, typer.Option(min=0, max=1, help="The share of requests with which something goes wrong.")
+    ] = 0.0,
 ) -> None:
     """
     Run the service on this machine: no account needed, nothing leaves.
 
-    Takes batches of events and makes the daily report of what it got.
+    It checks keys and tokens, takes batches of events, makes the daily report of what it got, and goes wrong on demand.
+    It prints its address and a configuration that points at it. Ctrl-C ends it.
 
-    Prints its address and a configuration that points at it. Ctrl-C ends it.
+    Example: a rehearsal, each line but the first in a second terminal:
 
-    Example: shipper sandbox --port 0 --write-config shipper.toml
+    \b
+      shipper sandbox --write-config shipper.toml --figures seeded
+      shipper sample --count 100000 > events.ndjson
+      shipper backfill events.ndjson
+      shipper report 1001 $(date +%Y-%m-01) $(date +%F)
+      curl -sS http://127.0.0.1:8080/_sandbox/counts
+
+    The bad day: slow, limited, every 7th request cut off after its batch was stored, requests 5 to 9 unavailable:
+
+    \b
+      shipper sandbox --write-config shipper.toml --latency-seconds 0.1 --jitter-seconds 0.2 \\
+        --rate-limit 100/10 --fault 'reset every=7 when=after' --fault 'status status=503 requests=5-9'
+
+    Effects of --fault: status, html, delay, hang, reset, truncate, drip, rotate_key, chance. When: requests, every,
+    probability, times, operation (intake, report, token, any). At run time: PUT /_sandbox/faults.
+
+    GET /_sandbox/ lists all controls.
     """
     import time
 
-    from shipper.sandbox.app import SandboxOptions
     from shipper.sandbox.server import serve
-    from shipper.sandbox.store import IN_MEMORY
 
     options = SandboxOptions(
         host=host,
         port=port,
         account_id=account_id,
         subscription_key=subscription_key,
+        secondary_key=secondary_key,
         store_path=str(store) if store else IN_MEMORY,
+        blackhole=blackhole,
+        profile=profile,
+        rejection=rejection,
+        answer=answer,
+        repeats=repeats,
+        figures=figures,
+        rate_limit=CallLimit.parse(rate_limit, key="--rate-limit") if rate_limit is not None else None,
+        quota=CallLimit.parse(quota, key="--quota") if quota is not None else None,
+        retry_after=retry_after,
+        max_body_bytes=max_body_bytes,
+        accept_gzip=accept_gzip,
+        latency_seconds=latency_seconds,
+        jitter_seconds=jitter_seconds,
+        token_lifetime_seconds=token_lifetime_seconds,
+        token_skew_seconds=token_skew_seconds,
+        token_limit=CallLimit.parse(token_limit, key="--token-limit"),
+        clock_offset_seconds=clock_offset_seconds,
+        seed=seed,
     )
+    script = _script(faults, fault or [], chaos, seed=seed)
 
     def announce(access: Access) -> None:
         if write_config is not None:
             _write_configuration(write_config, access)
-        print(_welcome(access, now_seconds=time.time()), flush=True)
+        print(_welcome(access, now_seconds=time.time() + clock_offset_seconds), flush=True)
 
     async def run() -> None:
-        await serve(options, clock=time.time, announce=announce)
+        await serve(options, script, clock=time.time, announce=announce)
 
     run_async(run)
 
 
-def sample(
-    count: Annotated[int, typer.Option(min=0, max=999_999_937, help="How many events.")] = 1000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same EventIds.")] = 1,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="Spread over this many days before today.")] = 30,
-) -> None:
-    """
-    Write invented events to standard output, one a line, oldest first.
+def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> FaultScript:
+    """Put all that is to go wrong into one script: the file's rules, those of the command line, chance."""
+    from shipper.sandbox.faults import Chance, FaultScript, load_script, read_rule
 
-    They lie in the whole days (UTC) before today: on one day, the same bytes.
-
-    Example: shipper sample --count 10000 --seed 7 > events.ndjson
-    """
-    from datetime import UTC, datetime
-
-    from shipper.sandbox.samples import sample_lines
-
-    end = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    out = sys.stdout.buffer
-    pending = bytearray()
-    with reader_may_leave():
-        for line in sample_lines(count, seed=seed, end=end, days=days):
-            pending += line
-            if len(pending) >= _WRITE_BYTES:
-                out.write(pending)
-                pending.clear()
-        out.write(pending)
-        out.flush()
+    script = load_script(file) if file else FaultScript(seed=seed)
+    if not 0 <= chaos <= 1:
+        raise ConfigError(f"{chaos} is not a share from 0 to 1", key="--chaos", source="sandbox")
+    more = [read_rule(rule, source="--fault") for rule in rules]
+    if chaos:
+        more.append(Chance(operation="any", probability=chaos))
+    return FaultScript(seed=script.seed, fault=[*script.fault, *more])
 
 
 def _welcome(access: Access, *, now_seconds: float) -> str:
@@ -106,9 +181,11 @@ def _welcome(access: Access, *, now_seconds: float) -> str:
     return (
         f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). Configuration:\n\n"
         f"{configuration_snippet(access)}\n"
-        f"# One event by hand, and what has arrived:\n\n"
+        f"# One event by hand, a fresh token, what has arrived, and everything else that can be asked and set:\n\n"
         f"{_curl_line(access, now_seconds=now_seconds)}\n"
+        f"{_token_line(access)}\n"
         f"curl -sS {access.base_url}/_sandbox/counts\n"
+        f"curl -sS {access.base_url}/_sandbox/\n"
     )
 
 
@@ -133,6 +210,21 @@ def _curl_line(access: Access, *, now_seconds: float) -> str:
         words += ["-H", f"{name}: {value}"]
     body = wire.BODY_HEAD + line.rstrip() + wire.BODY_TAIL
     return shlex.join([*words, "-d", body.decode()])
+
+
+def _token_line(access: Access) -> str:
+    """Write a request for a token that works when it is pasted into a shell."""
+    from urllib.parse import urlencode
+
+    from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, TOKEN_PATH
+
+    form = {
+        "grant_type": "client_credentials",
+        "client_id": CLIENT_ID,
+        "client_secret": CLIENT_SECRET,
+        "scope": DEFAULT_SCOPE,
+    }
+    return shlex.join(["curl", "-sS", f"{access.base_url}{TOKEN_PATH}", "-d", urlencode(form)])
 
 
 def _write_configuration(path: Path, access: Access) -> None:

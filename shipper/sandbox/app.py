@@ -1,207 +1,146 @@
 """
-The sandbox as an application: the two operations of the service behind its gateway, and the controls beside them.
+The sandbox as an application: the two operations of the service behind its gateway, tokens, and controls.
 
-    request ──▶ route ──▶ gateway.Gateway ──▶ intake.read_batch ──▶ store.EventStore
-                  │                     └───▶ report.build_report ◀────────┤
-                  └─▶ /_sandbox/… (no gateway) ◀───────────────────────────┘
+    request ──▶ route ──▶ Operation ──▶ gateway.Gateway ──▶ intake.read_batch ──▶ store.EventStore
+                             │ faults, latency, log      └▶ report.build_report ◀────────┤
+                             └─▶ tokens.TokenIssuer (no gateway)                         │
+                    └─▶ control.Control under /_sandbox/ (no gateway, no faults) ◀───────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from datetime import date
+from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import parse_qsl
 
-import msgspec
+import anyio
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shipper import wire
-from shipper.errors import ConfigError
-from shipper.sandbox.gateway import SECRET_MIN_BYTES, Gateway, Refusal, json_response, refusal_response
-from shipper.sandbox.intake import read_batch
-from shipper.sandbox.report import build_report
-from shipper.sandbox.store import IN_MEMORY, EventStore, StoredEvent
+from shipper.sandbox.clock import http_date
+from shipper.sandbox.control import Control
+from shipper.sandbox.effects import Connection
+from shipper.sandbox.faults import Operation as OperationName
+from shipper.sandbox.faults import RotateKey
+from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
+from shipper.sandbox.service import RequestEntry, Service
+from shipper.sandbox.tokens import TOKEN_PATH
 
-DEFAULT_ACCOUNT_ID: Final = 1001
-DEFAULT_PORT: Final = 8080
-DEFAULT_SUBSCRIPTION_KEY: Final = "sandbox-subscription-key"
-
-PAGE_EVENTS: Final = 100
-PAGE_EVENTS_MAX: Final = 10_000
-_STREAM_PAGE_EVENTS: Final = 10_000
-
-_NOT_FOUND: Final = Refusal(404, "Resource not found")
+_FORM_BYTES_MAX: Final = 65_536
 
 
-class SandboxOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """
-    What a sandbox is started with.
+def create_app(service: Service, control: Control) -> ASGIApp:
+    """Make the application."""
 
-    The secrets have defaults that anyone can read here: they keep nothing but a service on loopback that holds
-    invented events, and a token outlives a restart.
+    async def token(request: Request, _: RequestEntry) -> Response:
+        return await _grant(service, request)
 
-    Args:
-        port: 0 means any free port.
-        store_path: A SQLite file, or `store.IN_MEMORY`.
-    Raises:
-        ConfigError: The subscription key is empty or the token secret is too short.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
-    account_id: int = DEFAULT_ACCOUNT_ID
-    account_name: str = "Sandbox Affiliate"
-    operator_name: str = "Sandbox Operator"
-    subscription_key: str = DEFAULT_SUBSCRIPTION_KEY
-    token_secret: str = "a-secret-only-for-sandbox-tokens-on-loopback"
-    store_path: str = IN_MEMORY
-
-    def __post_init__(self) -> None:
-        if not self.subscription_key or not self.subscription_key.isascii():
-            raise ConfigError("must be ASCII and not empty", key="subscription_key", source="sandbox")
-        if len(self.token_secret.encode()) < SECRET_MIN_BYTES:
-            raise ConfigError(f"must have at least {SECRET_MIN_BYTES} bytes", key="token_secret", source="sandbox")
-
-
-def create_app(
-    options: SandboxOptions, store: EventStore, *, gateway: Gateway, clock: Callable[[], float]
-) -> Starlette:
-    """
-    Make the application.
-
-    Args:
-        options: Account and names of the report.
-        store: Opened and closed by the caller.
-        gateway: Judges every request to the two operations; the controls need no key and no token.
-        clock: Seconds since the epoch.
-    """
-    sandbox = _Sandbox(options, store, gateway, clock)
     app = Starlette(
         routes=[
-            Route(wire.INTAKE_PATH, sandbox.intake, methods=["POST"]),
-            Route(wire.REPORT_PATH, sandbox.report, methods=["GET"]),
-            Route("/_sandbox/counts", sandbox.counts, methods=["GET"]),
-            Route("/_sandbox/events", sandbox.events, methods=["GET"]),
-            Route("/_sandbox/events/{event_id}", sandbox.event, methods=["GET"]),
-            Route("/_sandbox/event-ids", sandbox.event_ids, methods=["GET"]),
-            Route("/_sandbox/reset", sandbox.reset, methods=["POST"]),
+            Route(wire.INTAKE_PATH, Operation(service, "intake", service.intake), methods=["POST"]),
+            Route(wire.REPORT_PATH, Operation(service, "report", service.report), methods=["GET"]),
+            Route(TOKEN_PATH, Operation(service, "token", token), methods=["POST"]),
+            *control.routes(),
         ],
         # A gateway knows operations, not resources: a wrong method is as unknown as a wrong path.
-        exception_handlers={404: _not_found, 405: _not_found},
+        exception_handlers={404: _not_found, 405: _not_found, ClientDisconnect: _nobody},
     )
     app.router.redirect_slashes = False
-    return app
+    for route in app.routes:
+        if isinstance(route, Route) and route.methods:
+            route.methods.discard("HEAD")  # which comes with every GET
+    return _Dated(app, service.clock)
 
 
-class _Sandbox:
-    """The handlers and what they share. They run on one event loop, so the plain counters need no lock."""
+class Operation:
+    """
+    An ASGI application: one operation with everything that befalls its requests on the way.
+
+    Args:
+        handle: Answers a request and completes its entry in the log.
+    """
 
     def __init__(
-        self, options: SandboxOptions, store: EventStore, gateway: Gateway, clock: Callable[[], float]
+        self, service: Service, name: OperationName, handle: Callable[[Request, RequestEntry], Awaitable[Response]]
     ) -> None:
-        self._store = store
-        self._gateway = gateway
-        self._clock = clock
-        self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
-        self._requests = 0
-        self._rejected = 0
+        self._service = service
+        self._name = name
+        self._handle = handle
 
-    async def intake(self, request: Request) -> Response:
-        self._requests += 1
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        entry = self._service.note(self._name, request)
+
+        async def noting_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                entry.status = message["status"]
+            await send(message)
+
+        started = anyio.current_time()
         try:
-            body = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=400)  # nobody is there to read it
-        refusal = self._gateway.refusal(request.headers)
-        if refusal is not None:
-            return refusal_response(refusal)
-        batch = read_batch(body)
-        if isinstance(batch, Refusal):
-            return refusal_response(batch)
-        added = self._store.add(batch.events)
-        self._rejected += len(batch.rejected)
-        return json_response({**added._asdict(), "rejected": batch.rejected}, 202)
+            await self._exchange(
+                request, entry, Connection(scope, receive, noting_send, stopping=self._service.stopping)
+            )
+        finally:
+            entry.seconds = round(anyio.current_time() - started, 6)
 
-    async def report(self, request: Request) -> Response:
-        refusal = self._gateway.refusal(request.headers)
-        if refusal is not None:
-            return refusal_response(refusal)
-        if request.path_params["account_id"] != str(self._source.affiliate_account_id):
-            return refusal_response(Refusal(404, "Affiliate account not found"))
-        start, end = _day(request.path_params["start"]), _day(request.path_params["end"])
-        if start is None or end is None:
-            return refusal_response(Refusal(400, "start_date and end_date must be dates of the form YYYY-MM-DD."))
-        if start > end:
-            return refusal_response(Refusal(400, "start_date must not be after end_date."))
-        report = build_report(
-            self._store.registrations(start.isoformat(), end.isoformat()),
-            source=self._source,
-            start=start,
-            end=end,
-            now_seconds=self._clock(),
-        )
-        return Response(wire.encode_report(report), media_type="application/json")
+    async def _exchange(self, request: Request, entry: RequestEntry, connection: Connection) -> None:
+        fault = self._service.faults.pick(self._name)
+        if fault is not None:
+            entry.fault = str(fault.__struct_config__.tag)
+        if isinstance(fault, RotateKey):
+            self._service.gateway.rotate_key(fault.key)
+        if fault is not None and fault.when == "before" and await connection.suffer(fault, None):
+            return
+        if self._name != "token":
+            await self._lag()
+        response = await self._handle(request, entry)
+        if fault is not None and fault.when == "after" and await connection.suffer(fault, response):
+            return
+        await connection.answer(response)
 
-    async def counts(self, _: Request) -> Response:
-        stored, duplicates = self._store.stored, self._store.duplicates
-        return json_response(
-            {
-                "requests": self._requests,  # to the intake operation, the refused ones included
-                "events_received": stored + duplicates + self._rejected,
-                "events_stored": stored,
-                "duplicates": duplicates,
-                "rejected": self._rejected,
-            }
-        )
-
-    async def events(self, request: Request) -> Response:
-        limit, after = _number(request, "limit", PAGE_EVENTS), _number(request, "after", 0)
-        if limit is None or after is None or not 1 <= limit <= PAGE_EVENTS_MAX:
-            return refusal_response(Refusal(400, f"limit must be 1..{PAGE_EVENTS_MAX}, after a number from `next`."))
-        page = self._store.page(after=after, limit=limit)
-        # `next` is null on the last page: a page that is not full.
-        following = page[-1].seq if len(page) == limit else None
-        return json_response({"events": list(map(_shown, page)), "next": following})
-
-    async def event(self, request: Request) -> Response:
-        found = self._store.get(request.path_params["event_id"])
-        return refusal_response(_NOT_FOUND) if found is None else json_response(_shown(found))
-
-    async def event_ids(self, _: Request) -> Response:
-        return StreamingResponse(self._event_id_lines(), media_type="text/plain")
-
-    async def _event_id_lines(self) -> AsyncIterator[bytes]:
-        after = 0
-        while event_ids := self._store.event_ids(after=after, limit=_STREAM_PAGE_EVENTS):
-            after += len(event_ids)
-            yield ("\n".join(event_ids) + "\n").encode()
-
-    async def reset(self, request: Request) -> Response:
-        self._store.reset()
-        self._requests = self._rejected = 0
-        return await self.counts(request)
+    async def _lag(self) -> None:
+        options = self._service.options
+        if options.latency_seconds or options.jitter_seconds:
+            await anyio.sleep(options.latency_seconds + self._service.rng.uniform(0, options.jitter_seconds))
 
 
-def _shown(event: StoredEvent) -> dict[str, object]:
-    return {"EventId": event.event_id, "times_received": event.times_received, "raw": event.raw.decode()}
+class _Dated:
+    """Puts the service's time into the `Date` header of every answer."""
+
+    def __init__(self, app: ASGIApp, clock: Callable[[], float]) -> None:
+        self._app = app
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def dating_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"date", http_date(self._clock()).encode())]
+            await send(message)
+
+        await self._app(scope, receive, dating_send)
 
 
-def _day(text: str) -> date | None:
-    """Read `YYYY-MM-DD`, and none of the other forms of ISO 8601 that the library takes too."""
-    try:
-        day = date.fromisoformat(text)
-    except ValueError:
-        return None
-    return day if day.isoformat() == text else None
-
-
-def _number(request: Request, name: str, default: int) -> int | None:
-    text = request.query_params.get(name, str(default))
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
+async def _grant(service: Service, request: Request) -> Response:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _FORM_BYTES_MAX:
+            return refusal_response(Refusal(413, f"The form is too large. The limit is {_FORM_BYTES_MAX} bytes."))
+    # Whatever is no form has none of the fields, and the answer names the first one that is missing.
+    answer = service.tokens.grant(dict(parse_qsl(body.decode("utf-8", "replace"))))
+    response = json_response(answer.document, answer.status)
+    response.headers.update(answer.headers)
+    return response
 
 
 async def _not_found(_: Request, error: Exception) -> Response:
-    return refusal_response(_NOT_FOUND)
+    return refusal_response(NOT_FOUND)
+
+
+async def _nobody(_: Request, error: Exception) -> Response:
+    return Response(status_code=400)  # the client has left; nobody reads it

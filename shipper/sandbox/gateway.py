@@ -1,19 +1,23 @@
-"""The gateway in front of the sandbox's service: subscription key, access token, required headers."""
+"""The gateway in front of the sandbox's service: subscription key, rate and quota, access token, headers, body."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from hmac import compare_digest
+from math import ceil
 from typing import Final, NamedTuple
 
-import jwt
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
+from shipper.sandbox.clock import http_date
+from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.options import RetryAfter, SandboxOptions, Which
+from shipper.sandbox.tokens import TokenIssuer
+
 SUBSCRIPTION_KEY_HEADER: Final = "Ocp-Apim-Subscription-Key"
-AUDIENCE: Final = "shipper-sandbox"
-SECRET_MIN_BYTES: Final = 32  # RFC 7518 §3.2: an HS256 key is at least as long as the hash
-TOKEN_LIFETIME_SECONDS: Final = 30 * 86_400
 
 KEY_MISSING: Final = (
     "Access denied due to missing subscription key. "
@@ -23,20 +27,23 @@ KEY_INVALID: Final = (
     "Access denied due to invalid subscription key. Make sure to provide a valid key for an active subscription."
 )
 
+_GZIP_WINDOW: Final = 31  # zlib's own way to say "with a gzip header"
+
 
 class Refusal(NamedTuple):
-    """An answer that is not the service's work: a status and the words of the body."""
+    """
+    An answer that takes nothing.
+
+    Attributes:
+        retry_after: The header's value; empty for none.
+    """
 
     status: int
     message: str
+    retry_after: str = ""
 
 
-class Claims(msgspec.Struct, frozen=True):
-    """The claims that every token must carry, times in seconds since the epoch."""
-
-    aud: str
-    nbf: float
-    exp: float
+NOT_FOUND: Final = Refusal(404, "Resource not found")
 
 
 def json_response(content: object, status: int = 200) -> Response:
@@ -46,30 +53,39 @@ def json_response(content: object, status: int = 200) -> Response:
 
 def refusal_response(refusal: Refusal) -> Response:
     """Answer in the gateway's error form, `{"statusCode": …, "message": …}`."""
-    return json_response({"statusCode": refusal.status, "message": refusal.message}, refusal.status)
+    response = json_response({"statusCode": refusal.status, "message": refusal.message}, refusal.status)
+    if refusal.retry_after:
+        response.headers["Retry-After"] = refusal.retry_after
+    return response
 
 
 class Gateway:
     """
-    Lets a request pass or says why not, in the order of a real gateway: key, token, headers.
+    Lets a request pass or says why not, in the order of a real gateway: key, rate, quota, token, headers, body.
 
     Args:
-        subscription_key: The one key that is valid.
-        token_secret: Signs and checks access tokens (HS256); at least 32 bytes.
-        clock: Seconds since the epoch.
+        options: Keys and limits.
+        tokens: Judges access tokens.
+        clock: The service's time, seconds since the epoch.
     """
 
-    def __init__(self, *, subscription_key: str, token_secret: str, clock: Callable[[], float]) -> None:
-        assert len(token_secret.encode()) >= SECRET_MIN_BYTES, "the token secret is too short for HS256"
-        self._subscription_key = subscription_key.encode()
-        self._token_secret = token_secret.encode()
+    def __init__(self, options: SandboxOptions, *, tokens: TokenIssuer, clock: Callable[[], float]) -> None:
+        self._tokens = tokens
         self._clock = clock
+        self._retry_after = options.retry_after
+        self._max_body_bytes = options.max_body_bytes
+        self._accept_gzip = options.accept_gzip
+        self._first_keys: dict[Which, str] = {"primary": options.subscription_key, "secondary": options.secondary_key}
+        self._rotations = 0
+        self.keys = dict(self._first_keys)
+        self.rate = CallWindow(options.rate_limit, clock)
+        self.quota = CallWindow(options.quota, clock)
 
-    def issue_token(self, lifetime_seconds: float = TOKEN_LIFETIME_SECONDS) -> str:
-        """Sign an access token that is valid from now on."""
-        now = int(self._clock())
-        claims = {"sub": "shipper", "aud": AUDIENCE, "iat": now, "nbf": now, "exp": now + int(lifetime_seconds)}
-        return jwt.encode(claims, self._token_secret, algorithm="HS256")
+    def rotate_key(self, which: Which) -> str:
+        """Replace a key by a new one and return that; the old one is no longer valid."""
+        self._rotations += 1
+        self.keys[which] = f"{self._first_keys[which]}-{self._rotations + 1}"
+        return self.keys[which]
 
     def refusal(self, headers: Mapping[str, str]) -> Refusal | None:
         """
@@ -80,49 +96,95 @@ class Gateway:
         Returns:
             None if the request may pass.
         """
-        return self._judge_key(headers) or self._judge_token(headers) or _judge_headers(headers)
+        return (
+            self._judge_key(headers)
+            or self._judge_calls()
+            or self._judge_token(headers)
+            or self._judge_headers(headers)
+        )
+
+    async def read_body(self, request: Request) -> bytes | Refusal:
+        """
+        Read the body of a request whose headers may pass, and no more of it than the limit.
+
+        Raises:
+            ClientDisconnect: The client left before its body was complete.
+        """
+        declared = request.headers.get("Content-Length", "")
+        if declared.isdigit() and int(declared) > self._max_body_bytes:
+            return self._too_large()
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in request.stream():
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > self._max_body_bytes:
+                return self._too_large()
+        body = b"".join(chunks)
+        return self._inflate(body) if _encoding(request.headers) == "gzip" else body
 
     def _judge_key(self, headers: Mapping[str, str]) -> Refusal | None:
         key = headers.get(SUBSCRIPTION_KEY_HEADER)
         if not key:
             return Refusal(401, KEY_MISSING)
-        if not compare_digest(key.encode(), self._subscription_key):
+        if not any(compare_digest(key.encode(), valid.encode()) for valid in self.keys.values()):
             return Refusal(401, KEY_INVALID)
         return None
+
+    def _judge_calls(self) -> Refusal | None:
+        """Hold the limits of the subscription, which both keys and both operations share."""
+        wait = ceil(self.rate.admit())
+        if wait:
+            message = f"Rate limit is exceeded. Try again in {wait} seconds."
+            return Refusal(429, message, self._retry_after_in(wait))
+        wait = ceil(self.quota.admit())
+        if wait:
+            minutes, seconds = divmod(wait, 60)
+            hours, minutes = divmod(minutes, 60)
+            message = f"Out of call volume quota. Quota will be replenished in {hours:02}:{minutes:02}:{seconds:02}."
+            return Refusal(403, message, self._retry_after_in(wait))
+        return None
+
+    def _retry_after_in(self, seconds: int) -> str:
+        if self._retry_after is RetryAfter.SECONDS:
+            return str(seconds)
+        return http_date(ceil(self._clock()) + seconds)
 
     def _judge_token(self, headers: Mapping[str, str]) -> Refusal | None:
         scheme, _, token = headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             return Refusal(401, "Unauthorized. Access token is missing.")
-        try:
-            # The times are checked below, against the clock that was given instead of the library's own.
-            payload = jwt.decode(
-                token.strip(),
-                self._token_secret,
-                algorithms=["HS256"],
-                audience=AUDIENCE,
-                options={"verify_exp": False, "verify_nbf": False, "verify_iat": False},
-            )
-            claims = msgspec.convert(payload, Claims)
-        except jwt.InvalidAudienceError:
-            return Refusal(401, "Unauthorized. Access token is for another audience.")
-        except (jwt.InvalidTokenError, msgspec.ValidationError):
-            return Refusal(401, "Unauthorized. Access token is invalid.")
-        now = self._clock()
-        if now >= claims.exp:
-            return Refusal(401, "Unauthorized. Access token has expired.")
-        if now < claims.nbf:
-            return Refusal(401, "Unauthorized. Access token is not valid yet.")
+        fault = self._tokens.fault(token.strip())
+        return Refusal(401, f"Unauthorized. Access token {fault}.") if fault else None
+
+    def _judge_headers(self, headers: Mapping[str, str]) -> Refusal | None:
+        content_type = headers.get("Content-Type", "")
+        if not content_type:
+            return Refusal(400, "Header Content-Type: application/json is required.")
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            return Refusal(415, "Unsupported content type. Content-Type must be application/json.")
+        directives = headers.get("Cache-Control", "").lower().split(",")
+        if "no-cache" not in map(str.strip, directives):
+            return Refusal(400, "Header Cache-Control: no-cache is required.")
+        if _encoding(headers) not in {"identity", "gzip" if self._accept_gzip else "identity"}:
+            return Refusal(415, "Unsupported content encoding. The body must be sent as it is, without compression.")
         return None
 
+    def _inflate(self, body: bytes) -> bytes | Refusal:
+        inflater = zlib.decompressobj(_GZIP_WINDOW)
+        try:
+            plain = inflater.decompress(body, self._max_body_bytes + 1)
+        except zlib.error:
+            return Refusal(400, "The body is not valid gzip.")
+        if len(plain) > self._max_body_bytes:
+            return self._too_large()
+        if not inflater.eof or inflater.unused_data:
+            return Refusal(400, "The body is not one complete gzip stream.")
+        return plain
 
-def _judge_headers(headers: Mapping[str, str]) -> Refusal | None:
-    content_type = headers.get("Content-Type", "")
-    if not content_type:
-        return Refusal(400, "Header Content-Type: application/json is required.")
-    if content_type.partition(";")[0].strip().lower() != "application/json":
-        return Refusal(415, "Unsupported content type. Content-Type must be application/json.")
-    directives = headers.get("Cache-Control", "").lower().split(",")
-    if "no-cache" not in map(str.strip, directives):
-        return Refusal(400, "Header Cache-Control: no-cache is required.")
-    return None
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"Request body is too large. The limit is {self._max_body_bytes} bytes.")
+
+
+def _encoding(headers: Mapping[str, str]) -> str:
+    return headers.get("Content-Encoding", "").strip().lower() or "identity"

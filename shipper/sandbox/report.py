@@ -1,25 +1,41 @@
-"""The daily report of the sandbox, made from the events that it has received."""
+"""The daily report of the sandbox: registrations as received, the other figures zero or invented."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import UTC, date, datetime
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from hashlib import sha256
-from itertools import groupby
-from typing import Final
+from itertools import groupby, product
+from types import MappingProxyType
+from typing import Final, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
+from msgspec.structs import replace
+
 from shipper import wire
-from shipper.sandbox.samples import BRANDS
-from shipper.sandbox.store import Registrations
+from shipper.sandbox.figures import FIRST_DAY, Deal, PeriodFigures, figures_of, stretches
+from shipper.sandbox.options import Figures
+from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES
 
 CURRENCY: Final = "Euro"
 
 _ZERO: Final = Decimal("0.0000")
 _ONE: Final = Decimal("1.0000")
-_NOTHING: Final = wire.AmountPair(_ZERO, _ZERO)
-_NO_DEPOSITS: Final = wire.DepositFigures(customers=_NOTHING, amount=_NOTHING)
+_NEVER: Final[Mapping[date, int]] = MappingProxyType({})
+_NO_COUNTS: Final = wire.AmountPair(Decimal(0), Decimal(0))
+
+_Pair = tuple[int, int]  # brand id, source id
+
+
+class Registrations(NamedTuple):
+    """How many events came for one UTC day (`YYYY-MM-DD`), brand and marketing source."""
+
+    day: str
+    brand_id: int
+    marketing_source: int
+    registered: int
 
 
 def build_report(
@@ -29,71 +45,121 @@ def build_report(
     start: date,
     end: date,
     now_seconds: float,
+    figures: Figures = Figures.RECEIVED,
+    seed: int = 1,
+    restated: Mapping[date, int] = _NEVER,
 ) -> wire.DailyReport:
     """
     Make the report of one period.
 
-    Registrations are real, every other figure is zero. The id and the checksum depend on the figures, the account
-    and the period; the reporting time alone changes from one call to the next.
+    Figures are invented for the sample brands and marketing sources alone: a balance that is carried forward knows
+    nothing of the others, which are in the report of some periods only. They have registrations and zeros.
+
+    Id and checksum depend on all that the report says but the reporting time, which alone changes from one call to
+    the next while the data are the same.
 
     Args:
-        registrations: Counts per brand and marketing source, in the order of the two ids.
+        registrations: What was received, in any order; rows that are alike add up, those of other days are left out.
         source: Whose report it is.
         start: First day.
-        end: Last day, included.
+        end: Last day, included, not before `start`.
         now_seconds: When the report is made, seconds since the epoch.
+        figures: Where all but the registrations comes from.
+        seed: Of the invented figures.
+        restated: How often a day was restated. Each time takes back one registration per brand and marketing source
+            that has some left on that day, and invents the figures of the day anew.
     """
-    brands = [
+    received = _registrations(registrations, start, end, restated)
+    invented = set(product(BRANDS, MARKETING_SOURCES)) if figures is Figures.SEEDED else set[_Pair]()
+    deals = {pair: Deal(seed, source.affiliate_account_id, *pair) for pair in sorted(received.keys() | invented)}
+    period = stretches(start, end, restated)
+    entries = {
+        pair: _marketing_source(
+            deal.source_id,
+            received.get(pair, _NO_COUNTS),
+            figures_of(deal, period if pair in invented else ()),
+        )
+        for pair, deal in deals.items()
+    }
+    opening = _opening_balance([deals[pair] for pair in invented], start, restated)
+    draft = wire.DailyReport(
+        id="",
+        last_check_sum="",
+        source=source,
+        reporting_time="",
+        reporting_period=wire.ReportingPeriod(f"{start.isoformat()}T00:00:00", f"{end.isoformat()}T23:59:59"),
+        reporting_currency=CURRENCY,
+        opening_balance=opening,
+        outgoing_balance=sum((entry.outgoing_balance for entry in entries.values()), opening),
+        brands=_brands(entries),
+    )
+    return _signed(draft, now_seconds)
+
+
+def _registrations(
+    rows: Iterable[Registrations], start: date, end: date, restated: Mapping[date, int]
+) -> dict[_Pair, wire.AmountPair]:
+    """Add up the days, and what the restatements took back from each."""
+    first, last = start.isoformat(), end.isoformat()
+    daily = Counter[tuple[str, int, int]]()
+    for day, brand_id, source_id, registered in rows:
+        if first <= day <= last:
+            daily[day, brand_id, source_id] += registered
+    times = {day.isoformat(): count for day, count in restated.items()}
+    received, taken_back = Counter[_Pair](), Counter[_Pair]()
+    for (day, brand_id, source_id), registered in daily.items():
+        received[brand_id, source_id] += registered
+        taken_back[brand_id, source_id] += min(times.get(day, 0), registered)
+    return {pair: wire.AmountPair(Decimal(received[pair]), Decimal(-taken_back[pair])) for pair in received}
+
+
+def _opening_balance(deals: Iterable[Deal], start: date, restated: Mapping[date, int]) -> Decimal:
+    """Add up what was earned before the period; it is what any period that ends the day before leaves."""
+    # The least date has no day before it, and no day before the first one has figures.
+    past = stretches(FIRST_DAY, max(start, FIRST_DAY) - timedelta(days=1), restated)
+    return sum((figures_of(deal, past).outgoing_balance for deal in deals), _ZERO)
+
+
+def _brands(entries: Mapping[_Pair, wire.MarketingSource]) -> list[wire.Brand]:
+    """Group what is ordered by brand."""
+    return [
         wire.Brand(
             id=brand_id,
             name=BRANDS.get(brand_id, f"Brand {brand_id}"),
-            marketing_sources=[_marketing_source(row.marketing_source, row.registered) for row in rows],
+            marketing_sources=[entries[pair] for pair in pairs],
         )
-        for brand_id, rows in groupby(registrations, key=lambda row: row.brand_id)
+        for brand_id, pairs in groupby(entries, key=lambda pair: pair[0])
     ]
-    period = wire.ReportingPeriod(f"{start.isoformat()}T00:00:00", f"{end.isoformat()}T23:59:59")
-    check_sum = _check_sum(source, period, brands)
-    made = datetime.fromtimestamp(now_seconds, UTC)
-    return wire.DailyReport(
-        id=str(uuid5(NAMESPACE_OID, check_sum)),
-        last_check_sum=check_sum,
-        source=source,
-        reporting_time=f"{made:%Y-%m-%dT%H:%M:%S.%f}0Z",
-        reporting_period=period,
-        reporting_currency=CURRENCY,
-        opening_balance=_ZERO,
-        outgoing_balance=_ZERO,
-        brands=brands,
-    )
 
 
-def _marketing_source(source_id: int, registered: int) -> wire.MarketingSource:
+def _marketing_source(source_id: int, registrations: wire.AmountPair, figures: PeriodFigures) -> wire.MarketingSource:
     return wire.MarketingSource(
         id=source_id,
         name="",
         reporting_currency=CURRENCY,
         exchange_rate=_ONE,
-        active_customers=_NOTHING,
+        active_customers=figures.active_customers,
         conversions=wire.Conversions(
-            clicks=_ZERO,
-            qualified_conversions=_NOTHING,
-            registrations=wire.AmountPair(Decimal(registered), _ZERO),
+            clicks=figures.clicks,
+            qualified_conversions=figures.qualified_conversions,
+            registrations=registrations,
         ),
-        deposits=wire.Deposits(new_depositing_customers=_NO_DEPOSITS, returning_depositing_customers=_NO_DEPOSITS),
-        net_revenue=_NOTHING,
-        rev_share=_NOTHING,
-        cpa_revenue=_NOTHING,
-        fees=_NOTHING,
-        outgoing_balance=_ZERO,
+        deposits=figures.deposits,
+        net_revenue=figures.net_revenue,
+        rev_share=figures.rev_share,
+        cpa_revenue=figures.cpa_revenue,
+        fees=figures.fees,
+        outgoing_balance=figures.outgoing_balance,
     )
 
 
-def _check_sum(source: wire.ReportSource, period: wire.ReportingPeriod, brands: list[wire.Brand]) -> str:
-    """Hash one canonical record per brand and marketing source, behind a head of account and period."""
-    records = [f"{source.affiliate_account_id},{period.start},{period.end}"]
-    records += [
-        f"{brand.id},{entry.id},{entry.conversions.registrations.result}"
-        for brand in brands
-        for entry in brand.marketing_sources
-    ]
-    return sha256("\n".join(records).encode()).hexdigest()
+def _signed(draft: wire.DailyReport, now_seconds: float) -> wire.DailyReport:
+    """Put the checksum of the draft into it, and what else was left empty for that."""
+    check_sum = sha256(wire.encode_report(draft)).hexdigest()
+    made = datetime.fromtimestamp(now_seconds, UTC)
+    return replace(
+        draft,
+        id=str(uuid5(NAMESPACE_OID, check_sum)),
+        last_check_sum=check_sum,
+        reporting_time=f"{made:%Y-%m-%dT%H:%M:%S.%f}0Z",
+    )

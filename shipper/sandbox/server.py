@@ -11,13 +11,19 @@ from ipaddress import ip_address
 from signal import SIGINT, SIGTERM, Signals
 from typing import Final, NamedTuple, Self
 
+import anyio
 import msgspec
 import uvicorn
 from anyio import create_task_group, open_signal_receiver
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shipper.errors import ConfigError, ShipperError
-from shipper.sandbox.app import SandboxOptions, create_app
-from shipper.sandbox.gateway import Gateway
+from shipper.sandbox.app import create_app
+from shipper.sandbox.control import Control
+from shipper.sandbox.effects import TRANSPORT_EXTENSION
+from shipper.sandbox.faults import FaultScript
+from shipper.sandbox.options import Repeats, SandboxOptions
+from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
 
 _BACKLOG: Final = 2048
@@ -43,19 +49,26 @@ def configuration_snippet(access: Access) -> str:
     return f"[intake]\n{entries}\n[report]\n{entries}"
 
 
-async def serve(options: SandboxOptions, *, clock: Callable[[], float], announce: Callable[[Access], None]) -> None:
+async def serve(
+    options: SandboxOptions,
+    script: FaultScript,
+    *,
+    clock: Callable[[], float],
+    announce: Callable[[Access], None],
+) -> None:
     """
     Serve until SIGINT or SIGTERM; a second one does not wait for open connections.
 
     Args:
-        options: Where to listen and what to keep.
+        options: Where to listen, what to keep, and how to answer.
+        script: What goes wrong from the start.
         clock: Seconds since the epoch.
         announce: Called once, when connections are accepted and a signal would already be heeded.
     Raises:
         ConfigError: The host is not loopback, the port is in use, or the store cannot be opened.
     """
     with (
-        _prepared(options, clock) as (server, listener, access, _),
+        _prepared(options, script, clock) as (server, listener, access, _),
         open_signal_receiver(SIGINT, SIGTERM) as signals,
     ):
         announce(access)
@@ -70,7 +83,8 @@ class SandboxThread:
     A sandbox in a daemon thread, from `__enter__` to `__exit__`.
 
     Args:
-        options: Where to listen; by default any free port.
+        options: Where to listen and how to answer; by default on any free port.
+        script: What goes wrong from the start; by default nothing.
         clock: Seconds since the epoch.
     Raises:
         ConfigError: On entering, as `serve`.
@@ -82,8 +96,15 @@ class SandboxThread:
     token: str
     store: EventStore
 
-    def __init__(self, options: SandboxOptions | None = None, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: SandboxOptions | None = None,
+        script: FaultScript | None = None,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
         self._options = options or SandboxOptions(port=0)
+        self._script = script or FaultScript()
         self._clock = clock
         self._exit = ExitStack()
 
@@ -92,7 +113,7 @@ class SandboxThread:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            server, listener, access, store = stack.enter_context(_prepared(self._options, self._clock))
+            server, listener, access, store = stack.enter_context(_prepared(self._options, self._script, self._clock))
             thread = threading.Thread(target=server.run, args=([listener],), name="sandbox", daemon=True)
             thread.start()
             stack.callback(_stop_thread, server, thread)
@@ -115,9 +136,10 @@ class SandboxThread:
 class _Server(uvicorn.Server):
     """uvicorn's server without its signal handlers: it ends the process by the signal, we end with exit code 0."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
         super().__init__(config)
         self.up = threading.Event()
+        self._stopping = stopping
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -127,28 +149,45 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self.up.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._stopping.set()
+        await super().shutdown(sockets)
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, which also hands out its transport, for the faults that cut a connection off."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT_EXTENSION: {"transport": self.transport}}
+
 
 @contextmanager
 def _prepared(
-    options: SandboxOptions, clock: Callable[[], float]
+    options: SandboxOptions, script: FaultScript, clock: Callable[[], float]
 ) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
-    gateway = Gateway(subscription_key=options.subscription_key, token_secret=options.token_secret, clock=clock)
-    with _listen(options.host, options.port) as listener, EventStore(options.store_path) as store:
+    with (
+        _listen(options.host, options.port) as listener,
+        EventStore(options.store_path, counts_repeats=options.repeats is Repeats.ACCEPT) as store,
+    ):
+        base_url = _base_url(listener)
+        service = Service(options, store, script, clock)
         config = uvicorn.Config(
-            create_app(options, store, gateway=gateway, clock=clock),
-            http="httptools",
+            create_app(service, Control(service, base_url=base_url)),
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",
             access_log=False,
             server_header=False,
+            date_header=False,  # the application writes it, by the service's clock
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        access = Access(_base_url(listener), options.subscription_key, gateway.issue_token())
-        yield _Server(config), listener, access, store
+        access = Access(base_url, options.subscription_key, service.tokens.issue())
+        yield _Server(config, service.stopping), listener, access, store
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -53,7 +53,7 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
                 try:
                     with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
                         command = [*pinning.row, *rows.command(name, bench, Path(directory))]
-                        run = run_row(command, events=args.events, server=server, sends=name != "codec")
+                        run = run_row(command, events=args.events, server=server, sends=name in rows.SENDING)
                     runs.setdefault(name, []).append(run)
                 except RowError as error:
                     failed[name] = str(error)

@@ -13,7 +13,9 @@ from .measure import ROOT, RowError, clean_environment
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
-NAMES: Final = ("floor", "codec", "backfill", "pipe", "naive")
+SENDING: Final = ("floor", "backfill", "pipe", "naive")  # to the server beside them
+SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
+NAMES: Final = ("floor", "codec", "backfill", "pipe", "naive", *SANDBOXES)
 
 
 @dataclass
@@ -34,6 +36,11 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
     sample = str(bench.sample)
     if name == "codec":
         return [sys.executable, "-m", "tests.bench.codec_row", sample]
+    if name in SANDBOXES:
+        flags = [SANDBOXES[name]] if SANDBOXES[name] else []
+        if name == "sandbox-file":
+            flags.append(str(directory / "events.db"))
+        return [sys.executable, "-m", "tests.bench.sandbox_row", sample, str(directory), *flags]
     if name in ("floor", "naive"):
         return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.base_url + INTAKE_PATH]
     config = str(write_config(bench, directory))

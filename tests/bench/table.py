@@ -11,12 +11,15 @@ from statistics import median
 from typing import Any, Final
 
 from .measure import Measurement
+from .rows import SENDING
 
 LIBRARIES: Final = ("httpx", "httpcore", "h11", "anyio", "uvloop", "msgspec", "pydantic")
 TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("backfill", "naive", 4.0),
     ("backfill", "codec", 0.45),
     ("codec", "", 900_000.0),
+    ("sandbox", "", 150_000.0),
+    ("sandbox-file", "", 150_000.0),
 )
 HEADINGS: Final = (
     "row",
@@ -34,8 +37,8 @@ Runs = Mapping[str, Sequence[Measurement]]
 
 
 def rate(name: str, run: Measurement, events: int) -> float:
-    """Events per second: of the whole process, for the codec of the codec alone."""
-    return events / (run.inner_seconds if name == "codec" else run.wall_seconds)
+    """Events per second: of the whole process, for a row that sends nothing to the server without its start."""
+    return events / (run.wall_seconds if name in SENDING else run.inner_seconds)
 
 
 def median_rates(runs: Runs, events: int) -> dict[str, float]:
@@ -60,7 +63,7 @@ def render(runs: Runs, events: int) -> str:
                 f"{median(run.peak_rss_bytes for run in row) / 2**20:.0f}",
                 f"{rates[name] / rates['naive']:.2f}" if "naive" in rates else "-",
                 f"{rates[name] / rates['codec']:.2f}" if "codec" in rates else "-",
-                "-" if name == "codec" else f"{busy:.0%}",
+                f"{busy:.0%}" if name in SENDING else "-",
             )
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

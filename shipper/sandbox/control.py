@@ -1,0 +1,276 @@
+"""The controls of the sandbox, under `/_sandbox/`: what it has received, what goes wrong, what time it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import date
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct, to_builtins
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from shipper import wire
+from shipper.errors import ConfigError
+from shipper.sandbox.faults import FaultScript, Operation, read_script
+from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
+from shipper.sandbox.options import Which
+from shipper.sandbox.service import Service
+from shipper.sandbox.store import StoredEvent, marketing_source_of
+from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, TOKEN_PATH, USERNAME
+
+PAGE: Final = 100
+PAGE_MAX: Final = 10_000
+PREFIX: Final = "/_sandbox"
+
+_BODY_BYTES_MAX: Final = 1 << 20
+_LINES_AT_ONCE: Final = 10_000
+_RESTATED_DAYS_MAX: Final = 3_660
+_EVENT: Final = msgspec.json.Decoder(wire.ActivityEvent)
+
+T = TypeVar("T")
+_Limit = Annotated[int, Meta(ge=1, le=PAGE_MAX)]
+_After = Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class _EventQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `events` can be asked for."""
+
+    limit: _Limit = PAGE
+    after: _After = 0
+    day: Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}\Z")] | None = None
+    brand: int | None = None
+    marketing_source: int | None = None
+    times_received: Annotated[int, Meta(ge=1)] = 1  # at least
+
+    def fits(self, stored: StoredEvent) -> bool:
+        if stored.times_received < self.times_received:
+            return False
+        if self.day is None and self.brand is None and self.marketing_source is None:
+            return True
+        event = _EVENT.decode(stored.raw)
+        return (
+            self.day in {None, event.Timestamp[:10]}
+            and self.brand in {None, event.BrandID}
+            and self.marketing_source in {None, marketing_source_of(event.BTag)}
+        )
+
+
+class _RequestQuery(Struct, frozen=True, forbid_unknown_fields=True):
+    """What `requests` can be asked for."""
+
+    limit: _Limit = PAGE
+    after: _After = 0
+    operation: Operation | None = None
+    status: int | None = None
+    fault: str | None = None
+
+
+class _Clock(Struct, frozen=True, forbid_unknown_fields=True):
+    offset_seconds: Annotated[float, Meta(ge=-(10**9), le=10**9)]
+
+
+class _Period(Struct, frozen=True, forbid_unknown_fields=True):
+    start: date
+    end: date
+
+
+class _WhichKey(Struct, frozen=True, forbid_unknown_fields=True):
+    which: Which = "primary"
+
+
+class Control:
+    """
+    The handlers.
+
+    Args:
+        base_url: Where the sandbox listens.
+    """
+
+    def __init__(self, service: Service, *, base_url: str) -> None:
+        self._service = service
+        self._base_url = base_url
+
+    def routes(self) -> list[Route]:
+        """List method, path and handler of everything, `GET /_sandbox/` included, which lists them again."""
+        handlers: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
+            ("GET", "/", self.index),
+            ("GET", "/access", self.access),
+            ("POST", "/keys/rotate", self.rotate_key),
+            ("GET", "/counts", self.counts),
+            ("GET", "/events", self.events),
+            ("GET", "/events/{event_id}", self.event),
+            ("GET", "/event-ids", self.event_ids),
+            ("GET", "/requests", self.requests),
+            ("GET", "/faults", self.faults),
+            ("PUT", "/faults", self.set_faults),
+            ("DELETE", "/faults", self.clear_faults),
+            ("GET", "/clock", self.clock),
+            ("PUT", "/clock", self.set_clock),
+            ("POST", "/restatements", self.restate),
+            ("POST", "/reset", self.reset),
+            ("GET", "/openapi.json", self.openapi),
+        ]
+        self._index = [
+            {"method": method, "path": f"{PREFIX}{path}", "does": _first_line(handler)}
+            for method, path, handler in handlers
+        ]
+        return [Route(f"{PREFIX}{path}", _answering(handler), methods=[method]) for method, path, handler in handlers]
+
+    async def index(self, _: Request) -> Response:
+        """List the controls."""
+        return json_response(self._index)
+
+    async def access(self, _: Request) -> Response:
+        """Tell addresses, keys, a token, and what the token endpoint asks for."""
+        gateway = self._service.gateway
+        return json_response(
+            {
+                "base_url": self._base_url,
+                "subscription_key": gateway.keys["primary"],
+                "secondary_key": gateway.keys["secondary"],
+                "token": self._service.tokens.issue(),
+                "token_url": f"{self._base_url}{TOKEN_PATH}",
+                "client_id": CLIENT_ID,
+                "client_secret": CLIENT_SECRET,
+                "scope": DEFAULT_SCOPE,
+                "username": USERNAME,
+                "password": PASSWORD,
+                "account_id": self._service.options.account_id,
+            }
+        )
+
+    async def rotate_key(self, request: Request) -> Response:
+        """Replace a subscription key: {"which": "primary"} or "secondary"."""
+        which = await _read(request, _WhichKey, optional=True)
+        return json_response({"which": which.which, "key": self._service.gateway.rotate_key(which.which)})
+
+    async def counts(self, _: Request) -> Response:
+        """Count requests and events of the intake."""
+        return json_response(self._service.counts())
+
+    async def events(self, request: Request) -> Response:
+        """Page through stored events: limit, after, day, brand, marketing_source, times_received (at least)."""
+        query = _query(request, _EventQuery)
+        page = self._service.store.page(after=query.after, limit=query.limit, is_wanted=query.fits)
+        return json_response({"events": list(map(_shown, page.events)), "next": page.next})
+
+    async def event(self, request: Request) -> Response:
+        """Show one event and how often its EventId was received."""
+        found = self._service.store.get(request.path_params["event_id"])
+        return refusal_response(NOT_FOUND) if found is None else json_response(_shown(found))
+
+    async def event_ids(self, _: Request) -> Response:
+        """List the stored EventIds as text, one a line, in the order of their arrival."""
+        return StreamingResponse(_lines(self._service.store.event_ids()), media_type="text/plain")
+
+    async def requests(self, request: Request) -> Response:
+        """Page through the latest requests to the operations: limit, after, operation, status, fault."""
+        query = _query(request, _RequestQuery)
+        found = [
+            entry
+            for entry in self._service.requests
+            if entry.number > query.after
+            and query.operation in {None, entry.operation}
+            and query.status in {None, entry.status}
+            and query.fault in {None, entry.fault}
+        ]
+        page = found[: query.limit]
+        return json_response({"requests": page, "next": page[-1].number if len(found) > len(page) else None})
+
+    async def faults(self, _: Request) -> Response:
+        """Show the fault script in force, and how often each rule was applied."""
+        plan = self._service.faults
+        rules = [
+            {**to_builtins(rule), "applied": applied}
+            for rule, applied in zip(plan.script.fault, plan.applied, strict=True)
+        ]
+        return json_response({"seed": plan.script.seed, "fault": rules, "requests_seen": plan.seen})
+
+    async def set_faults(self, request: Request) -> Response:
+        """Put a fault script in force, as JSON or TOML; requests are counted from 1 again."""
+        document = await _body(request)
+        is_json = document.lstrip()[:1] == b"{"
+        self._service.faults.load(read_script(document, source="the body", is_json=is_json))
+        return await self.faults(request)
+
+    async def clear_faults(self, request: Request) -> Response:
+        """Let nothing go wrong any more."""
+        self._service.faults.load(FaultScript())
+        return await self.faults(request)
+
+    async def clock(self, _: Request) -> Response:
+        """Tell the service's time and how far it is ahead of the machine's."""
+        clock = self._service.clock
+        return json_response({"now": clock(), "offset_seconds": clock.offset_seconds})
+
+    async def set_clock(self, request: Request) -> Response:
+        """Shift the service's clock: {"offset_seconds": 3600}."""
+        self._service.clock.offset_seconds = (await _read(request, _Clock)).offset_seconds
+        return await self.clock(request)
+
+    async def restate(self, request: Request) -> Response:
+        """Let the report's figures of some days change: {"start": "2026-03-01", "end": "2026-03-31"}."""
+        period = await _read(request, _Period)
+        days = (period.end - period.start).days + 1
+        if not 1 <= days <= _RESTATED_DAYS_MAX:
+            raise ConfigError(f"start to end must be 1 to {_RESTATED_DAYS_MAX} days, not {days}")
+        self._service.restate(period.start, period.end)
+        return json_response({"days": days})
+
+    async def reset(self, request: Request) -> Response:
+        """Forget all that was received; the fault script starts anew, keys and clock stay."""
+        self._service.reset()
+        return await self.counts(request)
+
+    async def openapi(self, _: Request) -> Response:
+        """Describe the two operations as OpenAPI."""
+        from shipper.sandbox.openapi import openapi_document
+
+        return json_response(openapi_document(self._base_url))
+
+
+def _answering(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Answer 400 with the reason if a handler finds that it cannot do what was asked."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except (ConfigError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return refusal_response(Refusal(400, str(error)))
+
+    return answer
+
+
+def _first_line(handler: Callable[[Request], Awaitable[Response]]) -> str:
+    assert handler.__doc__
+    return handler.__doc__.partition("\n")[0]
+
+
+def _query(request: Request, kind: type[T]) -> T:
+    return msgspec.convert(dict(request.query_params), kind, strict=False)
+
+
+async def _body(request: Request) -> bytes:
+    chunks: list[bytes] = []
+    async for chunk in request.stream():
+        chunks.append(chunk)
+        if sum(map(len, chunks)) > _BODY_BYTES_MAX:
+            raise ConfigError(f"the body has more than {_BODY_BYTES_MAX} bytes")
+    return b"".join(chunks)
+
+
+async def _read(request: Request, kind: type[T], *, optional: bool = False) -> T:
+    body = await _body(request)
+    return msgspec.json.decode(body if body or not optional else b"{}", type=kind)
+
+
+def _shown(event: StoredEvent) -> dict[str, object]:
+    return {"EventId": event.event_id, "times_received": event.times_received, "raw": event.raw.decode()}
+
+
+async def _lines(event_ids: list[str]) -> AsyncIterator[bytes]:
+    for start in range(0, len(event_ids), _LINES_AT_ONCE):
+        yield ("\n".join(event_ids[start : start + _LINES_AT_ONCE]) + "\n").encode()

@@ -1,0 +1,228 @@
+"""The sandbox's service: both operations behind the gateway, and everything that they keep."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from datetime import date, timedelta
+from itertools import count
+from random import Random
+from typing import Final
+
+import anyio
+from msgspec import Struct, to_builtins
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shipper import wire
+from shipper.sandbox.clock import ServiceClock
+from shipper.sandbox.faults import FaultPlan, FaultScript, Operation
+from shipper.sandbox.gateway import Gateway, Refusal, json_response, refusal_response
+from shipper.sandbox.intake import REPEATED, Intake, read_batch
+from shipper.sandbox.options import AnswerShape, Profile, Rejection, Repeats, SandboxOptions
+from shipper.sandbox.report import build_report
+from shipper.sandbox.store import Added, EventStore
+from shipper.sandbox.tokens import TokenIssuer
+
+_REQUESTS_KEPT: Final = 10_000
+_EVENT_MARK: Final = b'"EventId"'
+
+# Of a single event, in an answer that has a status for each.
+_TAKEN: Final = 202
+_REFUSED: Final = 400
+_CONFLICT: Final = 409
+
+
+class RequestEntry(Struct, kw_only=True):
+    """
+    One request to an operation, as it stands in the log; nothing of its headers or its body is in it.
+
+    Attributes:
+        at: The service's time, seconds since the epoch.
+        status: 0 as long as there is no answer, and for good if there was none.
+        fault: The effect that was applied; empty for none.
+        events: In the request, as far as it was looked at.
+    """
+
+    number: int
+    at: float
+    operation: Operation
+    method: str
+    path: str
+    status: int = 0
+    fault: str = ""
+    body_bytes: int = 0
+    events: int = 0
+    accepted: int = 0
+    duplicates: int = 0
+    rejected: int = 0
+    seconds: float = 0.0
+
+
+class Service:
+    """
+    The two operations. They run on one event loop, so the plain counters need no lock.
+
+    Args:
+        options: Every choice.
+        store: Opened and closed by the caller.
+        script: The faults at the start.
+        machine_clock: Seconds since the epoch.
+
+    Attributes:
+        stopping: Set when the sandbox is to stop.
+    """
+
+    def __init__(
+        self, options: SandboxOptions, store: EventStore, script: FaultScript, machine_clock: Callable[[], float]
+    ) -> None:
+        self.options = options
+        self.store = store
+        self.rng = Random(options.seed)
+        self.clock = ServiceClock(machine_clock, options.clock_offset_seconds)
+        self.tokens = TokenIssuer(options, clock=self.clock, rng=self.rng)
+        self.gateway = Gateway(options, tokens=self.tokens, clock=self.clock)
+        self.faults = FaultPlan(script)
+        self.stopping = anyio.Event()
+        self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
+        self._forget()
+
+    def _forget(self) -> None:
+        self.requests: deque[RequestEntry] = deque(maxlen=_REQUESTS_KEPT)
+        self._numbers = count(1)
+        self.intake_requests = 0
+        self.rejected = 0
+        self._swallowed = 0
+        self.restated: Counter[date] = Counter()
+
+    def note(self, operation: Operation, request: Request) -> RequestEntry:
+        """Enter a request in the log."""
+        entry = RequestEntry(
+            number=next(self._numbers),
+            at=self.clock(),
+            operation=operation,
+            method=request.method,
+            path=request.url.path,
+        )
+        self.requests.append(entry)
+        self.intake_requests += operation == "intake"
+        return entry
+
+    def reset(self) -> None:
+        """Forget all that was received and count from the beginning; the fault script and the clock stay."""
+        self.store.reset()
+        self.faults.restart()
+        for window in (self.gateway.rate, self.gateway.quota, self.tokens.calls):
+            window.reset()
+        self._forget()
+
+    def counts(self) -> dict[str, int]:
+        """Count what the intake got; without a black hole, `events_received` is the sum of the three below it."""
+        stored, duplicates = self.store.stored, self.store.duplicates
+        return {
+            "requests": self.intake_requests,  # the refused ones included
+            "events_received": stored + duplicates + self.rejected + self._swallowed,
+            "events_stored": stored,
+            "duplicates": duplicates,
+            "rejected": self.rejected,
+        }
+
+    def restate(self, start: date, end: date) -> None:
+        """Let the figures of these days, both included, change."""
+        self.restated.update(start + timedelta(days=day) for day in range((end - start).days + 1))
+
+    async def intake(self, request: Request, entry: RequestEntry) -> Response:
+        """Take a batch: `POST` of `wire.INTAKE_PATH`."""
+        body = self.gateway.refusal(request.headers) or await self.gateway.read_body(request)
+        if isinstance(body, Refusal):
+            return refusal_response(body)
+        entry.body_bytes = len(body)
+        if self.options.blackhole:
+            return self._swallow(body, entry)
+        batch = read_batch(
+            body,
+            is_strict=self.options.profile is Profile.STRICT,
+            now_seconds=self.clock(),
+            is_known=self.store.holds if self.options.repeats is Repeats.REJECT else None,
+        )
+        if isinstance(batch, Refusal):
+            return refusal_response(batch)
+        return self._take(batch, entry)
+
+    def _swallow(self, body: bytes, entry: RequestEntry) -> Response:
+        entry.events = entry.accepted = body.count(_EVENT_MARK)
+        self._swallowed += entry.events
+        return json_response({"accepted": entry.events, "duplicates": 0, "rejected": []}, 202)
+
+    def _take(self, batch: Intake, entry: RequestEntry) -> Response:
+        entry.events = len(batch.events) + len(batch.rejected)
+        entry.rejected = len(batch.rejected)
+        self.rejected += len(batch.rejected)
+        shape = self.options.answer
+        if batch.rejected and (
+            self.options.rejection is Rejection.WHOLE or shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}
+        ):
+            # Not even the number: to find the guilty ones is the client's work.
+            return refusal_response(Refusal(400, "The batch was refused: an event of it is not valid."))
+        added = self.store.add(batch.body, batch.events) if batch.events else Added(0, 0)
+        if self.options.repeats is Repeats.ACCEPT:
+            added = Added(len(batch.events), 0)
+        entry.accepted, entry.duplicates = added
+        if shape is AnswerShape.PER_EVENT:
+            return json_response({"results": _results(batch)}, 207)
+        if shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}:
+            return Response(status_code=200 if shape is AnswerShape.EMPTY else 204)
+        status = 201 if shape is AnswerShape.CREATED else 202
+        return json_response({**added._asdict(), "rejected": batch.rejected}, status)
+
+    async def report(self, request: Request, entry: RequestEntry) -> Response:
+        """Make the daily report: `GET` of `wire.REPORT_PATH`."""
+        period = self.gateway.refusal(request.headers) or self._period(request)
+        if isinstance(period, Refusal):
+            return refusal_response(period)
+        start, end = period
+        report = build_report(
+            self.store.registrations(start.isoformat(), end.isoformat()),
+            source=self._source,
+            start=start,
+            end=end,
+            now_seconds=self.clock(),
+            figures=self.options.figures,
+            seed=self.options.seed,
+            restated=self.restated,
+        )
+        return Response(wire.encode_report(report), media_type="application/json")
+
+    def _period(self, request: Request) -> tuple[date, date] | Refusal:
+        asked = request.path_params
+        if asked["account_id"] != str(self.options.account_id):
+            return Refusal(404, "Affiliate account not found")
+        start, end = day(asked["start"]), day(asked["end"])
+        if start is None or end is None:
+            return Refusal(400, "start_date and end_date must be dates of the form YYYY-MM-DD.")
+        if start > end:
+            return Refusal(400, "start_date must not be after end_date.")
+        if self.options.profile is Profile.STRICT and (start.year, start.month) != (end.year, end.month):
+            return Refusal(400, "start_date and end_date must lie in the same calendar month.")
+        return start, end
+
+
+def day(text: str) -> date | None:
+    """Read `YYYY-MM-DD`, and none of the other forms of ISO 8601 that the library takes too."""
+    try:
+        found = date.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.isoformat() == text else None
+
+
+def _results(batch: Intake) -> list[dict[str, object]]:
+    """Give each event of the request a status of its own, in the request's order."""
+    results: dict[int, dict[str, object]] = {
+        index: {"index": index, "EventId": event.EventId, "status": _TAKEN}
+        for index, event in zip(batch.indexes, batch.events, strict=True)
+    }
+    for each in batch.rejected:
+        status = _CONFLICT if each.message == REPEATED.message else _REFUSED
+        results[each.index] = {**to_builtins(each), "status": status}
+    return [results[index] for index in sorted(results)]

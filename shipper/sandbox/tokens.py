@@ -1,0 +1,187 @@
+"""
+Access tokens: their issuer, its token endpoint, and how the gateway judges them.
+
+The endpoint answers as the OAuth 2.0 endpoints of large identity platforms do (RFC 6749 §4.3, §4.4, §5): the errors
+have the fields and the words by which their users know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from hmac import compare_digest
+from math import ceil
+from random import Random
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import jwt
+import msgspec
+
+from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.options import SECRET_MIN_BYTES, SandboxOptions
+
+TOKEN_PATH: Final = "/oauth2/v2.0/token"
+AUDIENCE: Final = "api://shipper-sandbox"
+DEFAULT_SCOPE: Final = f"{AUDIENCE}/.default"
+
+# As with the subscription key: anyone can read them here, and they open nothing but a sandbox.
+CLIENT_ID: Final = "sandbox-client"
+CLIENT_SECRET: Final = "sandbox-client-secret"
+USERNAME: Final = "sandbox-user"
+PASSWORD: Final = "sandbox-password"
+
+STATIC_LIFETIME_SECONDS: Final = 30 * 86_400
+_WAIT_AFTER_ABUSE_SECONDS: Final = 60  # the least that an endpoint asks for
+
+
+class TokenAnswer(NamedTuple):
+    """What the token endpoint answers; the document is JSON."""
+
+    status: int
+    document: dict[str, object]
+    headers: dict[str, str]
+
+
+class _Claims(msgspec.Struct, frozen=True):
+    """The claims that every token must carry, times in seconds since the epoch."""
+
+    aud: str
+    nbf: float
+    exp: float
+
+
+class _GrantError(Exception):
+    def __init__(self, status: int, error: str, code: int, words: str) -> None:
+        super().__init__(words)
+        self.status, self.error, self.code, self.words = status, error, code, words
+
+
+class TokenIssuer:
+    """
+    Signs tokens (HS256) and knows them again.
+
+    Args:
+        options: Secret, lifetime, skew and limit.
+        clock: The service's time, seconds since the epoch.
+        rng: For the ids in error documents.
+    """
+
+    def __init__(self, options: SandboxOptions, *, clock: Callable[[], float], rng: Random) -> None:
+        assert len(options.token_secret.encode()) >= SECRET_MIN_BYTES, "the token secret is too short for HS256"
+        self._secret = options.token_secret.encode()
+        self._lifetime_seconds = options.token_lifetime_seconds
+        self._skew_seconds = options.token_skew_seconds
+        self._clock = clock
+        self._rng = rng
+        self.calls = CallWindow(options.token_limit, clock)
+
+    def issue(self, lifetime_seconds: float = STATIC_LIFETIME_SECONDS, *, skew_seconds: float = 0.0) -> str:
+        """Sign a token that is valid from now on, by a clock that is `skew_seconds` ahead."""
+        now = int(self._clock() + skew_seconds)
+        claims = {"sub": CLIENT_ID, "aud": AUDIENCE, "iat": now, "nbf": now, "exp": now + int(lifetime_seconds)}
+        return jwt.encode(claims, self._secret, algorithm="HS256")
+
+    def fault(self, token: str) -> str:
+        """Say what is wrong with a token; empty if nothing is."""
+        try:
+            # The times are checked below, against the clock that was given instead of the library's own.
+            payload = jwt.decode(
+                token,
+                self._secret,
+                algorithms=["HS256"],
+                audience=AUDIENCE,
+                options={"verify_exp": False, "verify_nbf": False, "verify_iat": False},
+            )
+            claims = msgspec.convert(payload, _Claims)
+        except jwt.InvalidAudienceError:
+            return "is for another audience"
+        except (jwt.InvalidTokenError, msgspec.ValidationError):
+            return "is invalid"
+        now = self._clock()
+        if now >= claims.exp:
+            return "has expired"
+        if now < claims.nbf:
+            return "is not valid yet"
+        return ""
+
+    def grant(self, form: Mapping[str, str]) -> TokenAnswer:
+        """
+        Answer a token request.
+
+        Args:
+            form: The decoded fields of the body.
+        """
+        no_store = {"Cache-Control": "no-store", "Pragma": "no-cache"}
+        wait = self.calls.admit()
+        try:
+            if wait:
+                raise _GrantError(
+                    429, "temporarily_unavailable", 90055, "Tenant request rate limit exceeded; try again later."
+                )
+            self._check(form)
+        except _GrantError as error:
+            headers = {"Retry-After": str(max(ceil(wait), _WAIT_AFTER_ABUSE_SECONDS))} if wait else {}
+            return TokenAnswer(error.status, self._error_document(error), no_store | headers)
+        token = self.issue(self._lifetime_seconds, skew_seconds=self._skew_seconds)
+        lifetime = self._lifetime_seconds
+        document = {"token_type": "Bearer", "expires_in": lifetime, "ext_expires_in": lifetime, "access_token": token}
+        return TokenAnswer(200, document, no_store)
+
+    def _check(self, form: Mapping[str, str]) -> None:
+        grant_type = _field(form, "grant_type")
+        if grant_type not in {"client_credentials", "password"}:
+            raise _GrantError(
+                400, "unsupported_grant_type", 70003, f"The app requested an unsupported grant type {grant_type!r}."
+            )
+        if _field(form, "client_id") != CLIENT_ID:
+            raise _GrantError(400, "unauthorized_client", 700016, "Application was not found in the directory.")
+        secret = form.get("client_secret", "")
+        if not secret:
+            words = "The request body must contain the following parameter: 'client_assertion' or 'client_secret'."
+            raise _GrantError(401, "invalid_client", 7000218, words)
+        if not _is_same(secret, CLIENT_SECRET):
+            raise _GrantError(401, "invalid_client", 7000215, "Invalid client secret provided.")
+        _check_scope(_field(form, "scope"), grant_type)
+        if grant_type == "password":
+            user, password = _field(form, "username"), _field(form, "password")
+            if user != USERNAME or not _is_same(password, PASSWORD):
+                words = "Error validating credentials due to invalid username or password."
+                raise _GrantError(400, "invalid_grant", 50126, words)
+
+    def _error_document(self, error: _GrantError) -> dict[str, object]:
+        trace_id, correlation_id = (str(UUID(int=self._rng.getrandbits(128), version=4)) for _ in range(2))
+        timestamp = f"{datetime.fromtimestamp(self._clock(), UTC):%Y-%m-%d %H:%M:%SZ}"
+        return {
+            "error": error.error,
+            "error_description": (
+                f"AADSTS{error.code}: {error.words} Trace ID: {trace_id} Correlation ID: {correlation_id} "
+                f"Timestamp: {timestamp}"
+            ),
+            "error_codes": [error.code],
+            "timestamp": timestamp,
+            "trace_id": trace_id,
+            "correlation_id": correlation_id,
+        }
+
+
+def _field(form: Mapping[str, str], name: str) -> str:
+    value = form.get(name, "")
+    if not value:
+        words = f"The request body must contain the following parameter: '{name}'."
+        raise _GrantError(400, "invalid_request", 900144, words)
+    return value
+
+
+def _check_scope(scope: str, grant_type: str) -> None:
+    """A scope is `RESOURCE/PERMISSION`; without a user it is `RESOURCE/.default`."""
+    resource, _, permission = scope.split()[0].rpartition("/") if scope.split() else ("", "", "")
+    if not resource or not permission or (grant_type == "client_credentials" and permission != ".default"):
+        words = f"The provided value for the input parameter 'scope' is not valid. Use {DEFAULT_SCOPE}."
+        raise _GrantError(400, "invalid_scope", 1002012 if grant_type == "client_credentials" else 70011, words)
+    if resource != AUDIENCE:
+        raise _GrantError(400, "invalid_resource", 500011, "The resource principal was not found in the tenant.")
+
+
+def _is_same(given: str, expected: str) -> bool:
+    return compare_digest(given.encode(), expected.encode())

@@ -1,0 +1,168 @@
+"""A running sandbox as these tests use it: with a clock that is set by hand, and events to send."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import Self
+
+import httpx
+import msgspec
+
+from shipper import wire
+from shipper.sandbox.faults import FaultScript, read_rule
+from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
+from shipper.sandbox.options import SandboxOptions
+from shipper.sandbox.samples import sample_lines
+from shipper.sandbox.server import SandboxThread
+
+NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
+END = datetime.fromtimestamp(NOW, UTC)
+REPORT = "/dpm/v1/dar/1001/2026-03-01/2026-03-31"
+PATHS = {"intake": wire.INTAKE_PATH, "report": REPORT, "token": "/oauth2/v2.0/token"}
+METHODS = {"intake": "POST", "report": "GET", "token": "POST"}
+NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicates": 0, "rejected": 0}
+
+
+class HandClock:
+    """The machine's clock; it stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Sandbox:
+    """A sandbox in a thread, and a client that sends what its gateway asks for."""
+
+    def __init__(self, options: SandboxOptions, script: FaultScript | None = None) -> None:
+        self.clock = HandClock()
+        self.thread = SandboxThread(options, script, clock=self.clock)
+        self.http = httpx.Client(trust_env=False, verify=False, timeout=10)
+
+    def __enter__(self) -> Self:
+        self.thread.__enter__()
+        self.base_url = self.thread.base_url
+        self.headers = self.access_headers()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+        self.thread.__exit__()
+
+    @property
+    def port(self) -> int:
+        return httpx.URL(self.base_url).port
+
+    def renew(self) -> None:
+        """Make it as if it had just been started, but for the number of rotations of its keys."""
+        self.clock.now = NOW
+        self.control("PUT", "clock", {"offset_seconds": self.thread._options.clock_offset_seconds})
+        self.control("DELETE", "faults")
+        self.control("POST", "reset")
+        self.headers = self.access_headers()
+
+    def access_headers(self) -> dict[str, str]:
+        access = self.control("GET", "access").json()
+        return {
+            "Content-Type": "application/json",
+            "Cache-Control": "no-cache",
+            "Authorization": f"Bearer {access['token']}",
+            SUBSCRIPTION_KEY_HEADER: access["subscription_key"],
+        }
+
+    # Requests
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        content: bytes | Iterable[bytes] | None = None,
+        headers: Mapping[str, str | None] | None = None,
+    ) -> httpx.Response:
+        """Send a request with the headers that are asked for; None takes one out."""
+        sent = {**self.headers, **(headers or {})}
+        kept = {name: value for name, value in sent.items() if value is not None}
+        return self.http.request(method, self.base_url + path, content=content, headers=kept)
+
+    def call(self, operation: str = "intake", headers: Mapping[str, str | None] | None = None) -> httpx.Response:
+        """Send a good request to the intake or the report, a bad one to the token endpoint."""
+        content = body([]) if operation == "intake" else None
+        return self.ask(METHODS[operation], PATHS[operation], content, headers)
+
+    def post(self, events: list[bytes], headers: Mapping[str, str | None] | None = None) -> httpx.Response:
+        return self.ask("POST", wire.INTAKE_PATH, body(events), headers)
+
+    def raw(self, data: bytes, *, until_end: bool = True) -> bytes:
+        """Send bytes, and read what comes until the connection ends."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(data)
+            received = b""
+            while until_end and (part := connection.recv(65_536)):
+                received += part
+            return received
+
+    def bare(self, method: str, path: str, content: bytes = b"") -> bytes:
+        """Write a good request as it stands on the wire."""
+        headers = {"Host": "sandbox", **self.headers, "Content-Length": str(len(content))}
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        return "\r\n".join(lines).encode() + content
+
+    # Controls
+
+    def control(self, method: str, path: str, document: object = None) -> httpx.Response:
+        content = document if isinstance(document, bytes) else json.dumps(document).encode() if document else None
+        return self.http.request(method, f"{self.base_url}/_sandbox/{path}", content=content)
+
+    def counts(self) -> dict[str, int]:
+        return self.control("GET", "counts").json()
+
+    def stored(self) -> list[str]:
+        """List the EventIds that are stored, in the order of their arrival."""
+        return self.control("GET", "event-ids").text.splitlines()
+
+    def log(self, query: str = "") -> list[dict]:
+        return self.control("GET", f"requests{query}").json()["requests"]
+
+    def go_wrong(self, *rules: str) -> None:
+        """Put rules in force that are written as for `--fault`."""
+        script = [read_rule(rule, source="test") for rule in rules]
+        self.control("PUT", "faults", script_document(script)).raise_for_status()
+
+    def advance(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+
+def script_document(rules: list) -> dict:
+    return {"fault": msgspec.to_builtins(rules)}
+
+
+def sample(count: int, **kwargs) -> list[bytes]:
+    return [line.rstrip() for line in sample_lines(count, **{"end": END, "days": 10, **kwargs})]
+
+
+def body(events: list[bytes]) -> bytes:
+    return wire.BODY_HEAD + b",".join(events) + wire.BODY_TAIL
+
+
+def changed(event: bytes, **fields: object) -> bytes:
+    """Set fields of an event; `...` takes one out."""
+    document = {**json.loads(event), **fields}
+    return json.dumps({name: value for name, value in document.items() if value is not ...}).encode()
+
+
+def event_id(event: bytes) -> str:
+    return json.loads(event)["EventId"]
+
+
+def gateway_answer(status: int, message: str) -> tuple[int, str, dict[str, object]]:
+    """Make what `told` returns for a refusal."""
+    return status, "application/json", {"statusCode": status, "message": message}
+
+
+def told(answer: httpx.Response) -> tuple[int, str, dict[str, object]]:
+    return answer.status_code, answer.headers["Content-Type"], answer.json()

@@ -1,0 +1,465 @@
+"""The intake of the sandbox: what is taken, what is refused, and how it says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shipper import wire
+from shipper.sandbox.options import AnswerShape, Profile, Rejection, Repeats
+from tests.stage.sandbox.conftest import Start
+from tests.stage.sandbox.driver import (
+    NO_EVENTS,
+    NOW,
+    REPORT,
+    Sandbox,
+    body,
+    changed,
+    event_id,
+    gateway_answer,
+    sample,
+    told,
+)
+
+REFUSED_WHOLE = gateway_answer(400, "The batch was refused: an event of it is not valid.")
+BAD_IP = "must be an IPv4 address in dotted-decimal form"
+KNOWN = "has been received before"
+
+
+def registered(sandbox: Sandbox) -> int:
+    report = sandbox.ask("GET", REPORT).json()
+    return sum(
+        entry["conversions"]["registrations"]["result"] for b in report["brands"] for entry in b["marketingSources"]
+    )
+
+
+def rejected(index: int, event: bytes, field: str, message: str) -> dict[str, object]:
+    return {"index": index, "EventId": event_id(event), "field": field, "message": message}
+
+
+# What is taken
+
+
+def test_batch_is_accepted_and_stored_byte_for_byte(sandbox: Sandbox):
+    events = sample(50)
+    spaced = changed(events[0])  # the same event with blanks after colons and commas
+    answer = sandbox.post([spaced, *events[1:]])
+    assert told(answer) == (202, "application/json", {"accepted": 50, "duplicates": 0, "rejected": []})
+    page = sandbox.control("GET", "events?limit=50").json()
+    assert [event["raw"].encode() for event in page["events"]] == [spaced, *events[1:]]
+
+
+def test_empty_batch_is_accepted(sandbox: Sandbox):
+    assert told(sandbox.post([])) == (202, "application/json", {"accepted": 0, "duplicates": 0, "rejected": []})
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
+
+
+def test_envelope_may_be_spaced_and_hold_more(sandbox: Sandbox):
+    (event,) = sample(1)
+    content = b' {\n"events" : [ ' + event + b' ],\t"more":[{}], "EventType" : "Acquisition" } \n'
+    assert sandbox.ask("POST", wire.INTAKE_PATH, content).json()["accepted"] == 1
+    assert sandbox.control("GET", f"events/{event_id(event)}").json()["raw"].encode() == event
+
+
+def test_batches_up_to_the_size_limit_are_taken(sandbox: Sandbox):
+    events = sample(5000)
+    assert sandbox.post(events).json()["accepted"] == 5000
+    assert sandbox.stored() == list(map(event_id, events))
+
+
+# What is not
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("EventId", "0" * 32),
+        ("EventId", "C2CE6F44-7ED4-457B-BE2F-EB89414C343C"),
+        ("EventId", "{" + "0" * 34 + "}"),
+        ("EventId", None),
+        ("EventId", ...),
+        ("IP", "192.0.2.256"),
+        ("IP", "192.0.2.01"),
+        ("IP", "192.0.2"),
+        ("IP", "::1"),
+        ("IP", ""),
+        ("IP", "192.0.2.1\n"),
+        ("IP", "192.0.2.1\n192.0.2.2"),
+        ("IP", "١٩٢.0.2.1"),
+        ("Timestamp", "2026-03-01T00:00:00+"),
+        ("Timestamp", "2026-02-29T00:00:00Z"),
+        ("Timestamp", "2026-03-01T24:00:01Z"),
+        ("Timestamp", "2026-03-01 00:00:00Z"),
+        ("Timestamp", "2026-03-01T00:00:00.0Z"),
+        ("Timestamp", "2026-03-01T00:00:00z"),
+        ("BTag", "50121_" + "g" * 32),
+        ("BTag", "50121_" + "a" * 31),
+        ("BTag", "50121_" + "a" * 33),
+        ("BTag", "_" + "a" * 32),
+        ("BTag", "50121-" + "a" * 32),
+        ("BTag", "50121_" + "a" * 32 + "\n50121_" + "a" * 32),
+        ("ConsumerID", 0),
+        ("ConsumerID", "5"),
+        ("ConsumerID", 2**63),
+        ("ConsumerCountry", "gb"),
+        ("ConsumerCurrencyID", "EURO"),
+        ("Username", ""),
+        ("BrandID", 1.5),
+        ("BrandID", -1),
+        ("CustomerCurrencyID", 2),
+        ("ConsumerStatus", ""),
+        ("AffiliateID", None),
+        ("ConsumerState", "N"),
+        ("ConsumerState", ...),
+        ("Surname", "unasked"),
+    ],
+)
+def test_one_bad_event_is_rejected_with_its_field_and_its_neighbours_are_not(sandbox: Sandbox, field, value):
+    good, other, last = sample(3)
+    bad = changed(other, **{field: value})
+    answer = sandbox.post([good, bad, last])
+    assert answer.status_code == 202
+    assert (answer.json()["accepted"], answer.json()["duplicates"]) == (2, 0)
+    (entry,) = answer.json()["rejected"]
+    sent_id = value if field == "EventId" and isinstance(value, str) else event_id(other)
+    assert entry["index"] == 1
+    assert entry["EventId"] == ("" if field == "EventId" and not isinstance(value, str) else sent_id)
+    assert entry["field"] == field
+    assert entry["message"]
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 1, "events_received": 3, "events_stored": 2, "rejected": 1}
+    assert sandbox.stored() == [event_id(good), event_id(last)]
+
+
+@pytest.mark.parametrize("event", [b"null", b"5", b'"text"', b"[]", b"{}"])
+def test_what_is_no_event_is_rejected_without_an_id(sandbox: Sandbox, event):
+    answer = sandbox.post([*sample(1), event])
+    assert answer.json()["accepted"] == 1
+    assert [(entry["index"], entry["EventId"]) for entry in answer.json()["rejected"]] == [(1, "")]
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"\xed\xa0\x80", b"\xc0\xaf"])
+def test_text_that_is_not_utf_8_is_rejected(sandbox: Sandbox, name):
+    good, other = sample(2)
+    answer = sandbox.post([other.replace(b'"Username":"', b'"Username":"' + name), good])
+    assert (answer.json()["accepted"], [entry["index"] for entry in answer.json()["rejected"]]) == (1, [0])
+    assert sandbox.stored() == [event_id(good)]
+
+
+@pytest.mark.parametrize("name", ["é", "名前", "a\nb", '"', "\\", "\0", "\U0001f600"])
+def test_text_of_any_script_is_taken_and_kept(sandbox: Sandbox, name):
+    event = changed(sample(1)[0], Username=name)
+    assert sandbox.post([event]).json()["accepted"] == 1
+    assert sandbox.control("GET", "events").json()["events"][0]["raw"].encode() == event
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no JSON",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"EventType":"Acquisition"}',
+        b'{"EventType":"Acquisition","events":{}}',
+        b'{"EventType":"Acquisition","events":null}',
+        b'{"EventType":"Acquisition","events":[{]}',
+        b'{"EventType":"Acquisition","events":[{}',
+        b'{"EventType":"Acquisition","events":[]}trailing',
+        b'{"EventType":"Login","events":[]}',
+        b'{"EventType":"acquisition","events":[]}',
+        b'{"EventType":5,"events":[]}',
+        b'{"events":[]}',
+        b"\xef\xbb\xbf" + body([]),
+        body(sample(1)).replace(b'"Username":"', b'"Username":"\0'),
+        body(sample(1)).replace(b'"Username":"', b'"Username":"\n'),
+        body(sample(1)).replace(b'"Username":"', b'"Username":"\\ud800'),
+        b"[" * 100_000,
+        b'{"EventType":"Acquisition","events":' + b"[" * 100_000,
+    ],
+)
+def test_what_is_no_batch_is_a_bad_request(sandbox: Sandbox, content):
+    answer = sandbox.ask("POST", wire.INTAKE_PATH, content)
+    assert (answer.status_code, set(answer.json())) == (400, {"statusCode", "message"})
+    assert answer.json()["statusCode"] == 400
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
+
+
+def test_other_event_type_is_refused_with_the_one_that_there_is(sandbox: Sandbox):
+    content = body(sample(1)).replace(b"Acquisition", b"Deposit")
+    answer = sandbox.ask("POST", wire.INTAKE_PATH, content)
+    assert told(answer) == gateway_answer(400, "EventType must be Acquisition.")
+    assert sandbox.stored() == []
+
+
+def test_tag_with_more_digits_than_an_id_has_is_an_event_without_source(sandbox: Sandbox):
+    tag = "9" * 5000 + "_" + "a" * 32
+    assert sandbox.post([changed(sample(1)[0], BTag=tag)]).json()["accepted"] == 1
+    assert [row.marketing_source for row in sandbox.thread.store.registrations("0000", "9999")] == [0]
+
+
+# The public rules
+
+FUTURE = "must not be in the future"
+COUNTRY = "must be a country of ISO 3166-1"
+CURRENCY = "must be a currency of ISO 4217"
+OUTSIDE = "must be empty outside the US"
+STATE = "must be a state of the US, as the country is US"
+RULES = [
+    ({"Timestamp": "2026-03-15T12:30:08Z"}, "Timestamp", FUTURE),
+    ({"Timestamp": "9999-12-31T23:59:59Z"}, "Timestamp", FUTURE),
+    ({"Timestamp": "2026-03-15T12:30:07Z"}, "", ""),
+    ({"Timestamp": "0001-01-01T00:00:00Z"}, "", ""),
+    ({"ConsumerCountry": "XX", "ConsumerState": ""}, "ConsumerCountry", COUNTRY),
+    ({"ConsumerCountry": "UK", "ConsumerState": ""}, "ConsumerCountry", COUNTRY),
+    ({"ConsumerCountry": "AX", "ConsumerState": ""}, "", ""),
+    ({"ConsumerCurrencyID": "ABC"}, "ConsumerCurrencyID", CURRENCY),
+    ({"ConsumerCurrencyID": "DEM"}, "ConsumerCurrencyID", CURRENCY),
+    ({"ConsumerCurrencyID": "ZAR"}, "", ""),
+    ({"ConsumerCountry": "CA", "ConsumerState": "ON"}, "ConsumerState", OUTSIDE),
+    ({"ConsumerCountry": "GB", "ConsumerState": "NJ"}, "ConsumerState", OUTSIDE),
+    ({"ConsumerCountry": "GB", "ConsumerState": ""}, "", ""),
+    ({"ConsumerCountry": "US", "ConsumerState": ""}, "ConsumerState", STATE),
+    ({"ConsumerCountry": "US", "ConsumerState": "ZZ"}, "ConsumerState", STATE),
+    ({"ConsumerCountry": "US", "ConsumerState": "NJ"}, "", ""),
+    ({"ConsumerCountry": "US", "ConsumerState": "DC"}, "", ""),
+]
+
+
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize(("fields", "field", "message"), RULES)
+def test_public_rules_are_held_by_the_strict_profile_alone(start: Start, profile, fields, field, message):
+    sandbox = start(profile=profile)
+    good, other, last = sample(3)
+    event = changed(other, **fields)
+    answer = sandbox.post([good, event, last])
+    is_bad = field and profile is Profile.STRICT
+    expected = [rejected(1, event, field, message)] if is_bad else []
+    document = {"accepted": 3 - len(expected), "duplicates": 0, "rejected": expected}
+    assert told(answer) == (202, "application/json", document)
+    assert len(sandbox.stored()) == 3 - len(expected)
+
+
+def test_future_begins_where_the_service_s_clock_says(start: Start):
+    sandbox = start(profile=Profile.STRICT, clock_offset_seconds=-5.0)
+    early, late = (changed(e, Timestamp=f"2026-03-15T12:30:{s}Z") for e, s in zip(sample(2), ("02", "03"), strict=True))
+    assert sandbox.post([early, late]).json()["rejected"] == [rejected(1, late, "Timestamp", FUTURE)]
+    sandbox.advance(1)
+    assert sandbox.post([late]).json()["accepted"] == 1
+
+
+def test_sample_events_break_no_public_rule(start: Start):
+    assert start(profile=Profile.STRICT).post(sample(2000)).json()["accepted"] == 2000
+
+
+@pytest.mark.parametrize("neighbour", ["good", "bad"])
+@pytest.mark.parametrize("profile", Profile)
+@pytest.mark.parametrize("field", ["EventId", "ConsumerID"])
+def test_strict_refuses_a_request_that_names_something_twice(start: Start, profile, field, neighbour):
+    sandbox = start(profile=profile)
+    first, second, third = sample(3)
+    second = changed(second, **{field: json.loads(first)[field]})
+    third = third if neighbour == "good" else changed(third, IP="x")  # a bad one has them judged one by one
+    answer = sandbox.post([first, second, third])
+    if profile is Profile.STRICT:
+        assert told(answer) == gateway_answer(400, f"Two events of the batch have the same {field}.")
+        assert sandbox.counts() == {**NO_EVENTS, "requests": 1}
+    else:
+        good = 3 if neighbour == "good" else 2
+        repeated = field == "EventId"
+        assert (answer.json()["accepted"], answer.json()["duplicates"]) == (good - repeated, repeated)
+
+
+def test_strict_lets_a_later_request_repeat(start: Start):
+    sandbox = start(profile=Profile.STRICT)
+    assert sandbox.post(sample(2)).json() == {"accepted": 2, "duplicates": 0, "rejected": []}
+    assert sandbox.post(sample(2)).json() == {"accepted": 0, "duplicates": 2, "rejected": []}
+
+
+# How it answers
+
+SHAPES = {
+    AnswerShape.COUNTS: 202,
+    AnswerShape.CREATED: 201,
+    AnswerShape.EMPTY: 200,
+    AnswerShape.NO_CONTENT: 204,
+    AnswerShape.PER_EVENT: 207,
+}
+
+
+def results(*entries: dict[str, object]) -> dict[str, object]:
+    return {"results": list(entries)}
+
+
+def taken(index: int, event: bytes) -> dict[str, object]:
+    return {"index": index, "EventId": event_id(event), "status": 202}
+
+
+@pytest.mark.parametrize(("shape", "status"), SHAPES.items())
+def test_good_batch_is_answered_in_the_chosen_shape(start: Start, shape, status):
+    sandbox = start(answer=shape)
+    one, two = sample(2)
+    answer = sandbox.post([one, two])
+    assert answer.status_code == status
+    if shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}:
+        assert answer.content == b""
+        assert "Content-Type" not in answer.headers
+    elif shape is AnswerShape.PER_EVENT:
+        assert answer.json() == results(taken(0, one), taken(1, two))
+    else:
+        assert answer.json() == {"accepted": 2, "duplicates": 0, "rejected": []}
+    assert sandbox.stored() == [event_id(one), event_id(two)]
+    assert sandbox.post([one, two]).status_code == status
+    assert sandbox.counts()["duplicates"] == 2
+
+
+@pytest.mark.parametrize(("shape", "status"), SHAPES.items())
+def test_batch_with_a_bad_event_is_taken_in_part_if_the_shape_can_say_so(start: Start, shape, status):
+    sandbox = start(answer=shape)
+    one, bad, three = sample(3)
+    bad = changed(bad, IP="x")
+    answer = sandbox.post([one, bad, three])
+    if shape in {AnswerShape.EMPTY, AnswerShape.NO_CONTENT}:
+        assert told(answer) == REFUSED_WHOLE
+        assert sandbox.stored() == []
+    else:
+        entry = rejected(1, bad, "IP", BAD_IP)
+        counted = {"accepted": 2, "duplicates": 0, "rejected": [entry]}
+        single = results(taken(0, one), {**entry, "status": 400}, taken(2, three))
+        expected = single if shape is AnswerShape.PER_EVENT else counted
+        assert told(answer) == (status, "application/json", expected)
+        assert sandbox.stored() == [event_id(one), event_id(three)]
+    assert sandbox.counts()["rejected"] == 1
+
+
+@pytest.mark.parametrize("shape", AnswerShape)
+def test_whole_rejection_takes_nothing_and_names_nobody(start: Start, shape):
+    sandbox = start(answer=shape, rejection=Rejection.WHOLE)
+    one, bad = sample(2)
+    assert told(sandbox.post([one, changed(bad, IP="x")])) == REFUSED_WHOLE
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 1, "events_received": 1, "rejected": 1}
+    assert sandbox.post([one, bad]).status_code == SHAPES[shape]
+    assert sandbox.stored() == [event_id(one), event_id(bad)]
+
+
+# Repeats
+
+
+def test_repeated_event_is_counted_and_keeps_its_first_form(sandbox: Sandbox):
+    first, other = sample(2)
+    again = changed(first, Username="somebody_else")
+    assert sandbox.post([first, first]).json() == {"accepted": 1, "duplicates": 1, "rejected": []}
+    assert sandbox.post([again, other]).json() == {"accepted": 1, "duplicates": 1, "rejected": []}
+    stored = sandbox.control("GET", f"events/{event_id(first)}").json()
+    assert stored == {"EventId": event_id(first), "times_received": 3, "raw": first.decode()}
+    assert sandbox.counts() == {
+        "requests": 2,
+        "events_received": 4,
+        "events_stored": 2,
+        "duplicates": 2,
+        "rejected": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("repeats", "answered", "counted", "times_received", "registrations"),
+    [
+        (Repeats.IGNORE, (1, 2, 0), (3, 2, 0), 2, 3),
+        (Repeats.REJECT, (1, 0, 2), (3, 0, 2), 1, 3),
+        (Repeats.ACCEPT, (3, 0, 0), (3, 2, 0), 2, 5),
+    ],
+)
+def test_repeat_is_ignored_rejected_or_accepted(
+    start: Start, repeats, answered, counted, times_received, registrations
+):
+    sandbox = start(repeats=repeats)
+    one, two, three = sample(3)
+    assert sandbox.post([one, two]).json() == {"accepted": 2, "duplicates": 0, "rejected": []}
+    answer = sandbox.post([two, three, one]).json()
+    assert (answer["accepted"], answer["duplicates"], len(answer["rejected"])) == answered
+    if repeats is Repeats.REJECT:
+        assert answer["rejected"] == [rejected(0, two, "EventId", KNOWN), rejected(2, one, "EventId", KNOWN)]
+    counts = sandbox.counts()
+    assert (counts["events_stored"], counts["duplicates"], counts["rejected"]) == counted
+    assert counts["events_received"] == 5
+    assert sandbox.control("GET", f"events/{event_id(one)}").json()["times_received"] == times_received
+    assert registered(sandbox) == registrations
+    (_, entry) = [entry for entry in sandbox.log() if entry["operation"] == "intake"]
+    assert (entry["accepted"], entry["duplicates"], entry["rejected"]) == answered
+
+
+@pytest.mark.parametrize(
+    ("repeats", "answered", "registrations"),
+    [(Repeats.IGNORE, (1, 1, 0), 1), (Repeats.REJECT, (1, 0, 1), 1), (Repeats.ACCEPT, (2, 0, 0), 2)],
+)
+def test_repeat_within_one_request_is_no_different(start: Start, repeats, answered, registrations):
+    sandbox = start(repeats=repeats)
+    (one,) = sample(1)
+    answer = sandbox.post([one, one]).json()
+    assert (answer["accepted"], answer["duplicates"], len(answer["rejected"])) == answered
+    assert registered(sandbox) == registrations
+
+
+def test_repeat_that_is_rejected_is_a_conflict_in_an_answer_for_each_event(start: Start):
+    sandbox = start(repeats=Repeats.REJECT, answer=AnswerShape.PER_EVENT)
+    one, two, bad = sample(3)
+    bad = changed(bad, IP="x")
+    sandbox.post([one])
+    assert sandbox.post([one, two, bad]).json() == results(
+        {**rejected(0, one, "EventId", KNOWN), "status": 409},
+        taken(1, two),
+        {**rejected(2, bad, "IP", BAD_IP), "status": 400},
+    )
+
+
+def test_repeat_that_is_rejected_spoils_a_batch_that_is_taken_whole(start: Start):
+    sandbox = start(repeats=Repeats.REJECT, rejection=Rejection.WHOLE)
+    one, two = sample(2)
+    sandbox.post([one])
+    assert told(sandbox.post([one, two])) == REFUSED_WHOLE
+    assert sandbox.stored() == [event_id(one)]
+
+
+# The black hole
+
+
+def test_black_hole_counts_events_and_keeps_nothing(start: Start):
+    sandbox = start(blackhole=True)
+    bad = changed(sample(1)[0], IP="x")
+    assert sandbox.post([*sample(3), bad]).json() == {"accepted": 4, "duplicates": 0, "rejected": []}
+    assert sandbox.post(sample(3)).json() == {"accepted": 3, "duplicates": 0, "rejected": []}
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 2, "events_received": 7}
+    assert sandbox.control("GET", "events").json() == {"events": [], "next": None}
+    assert sandbox.stored() == []
+    assert registered(sandbox) == 0
+    assert sandbox.control("POST", "reset").json() == NO_EVENTS
+
+
+def test_black_hole_still_has_a_gateway(start: Start):
+    sandbox = start(blackhole=True, max_body_bytes=1000)
+    assert sandbox.post(sample(1), {"Authorization": None}).status_code == 401
+    assert sandbox.post(sample(10)).status_code == 413
+    assert sandbox.counts() == {**NO_EVENTS, "requests": 2}
+
+
+def test_log_says_what_became_of_a_batch(sandbox: Sandbox):
+    one, two, bad = sample(3)
+    events = [one, two, two, changed(bad, IP="x")]
+    sandbox.post(events)
+    (entry,) = sandbox.log()
+    assert entry.pop("seconds") >= 0
+    assert entry == {
+        "number": 1,
+        "at": NOW,
+        "operation": "intake",
+        "method": "POST",
+        "path": wire.INTAKE_PATH,
+        "status": 202,
+        "fault": "",
+        "body_bytes": len(body(events)),
+        "events": 4,
+        "accepted": 2,
+        "duplicates": 1,
+        "rejected": 1,
+    }

@@ -1,0 +1,132 @@
+"""The server around the sandbox: where it listens, how it starts and ends."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import tomllib
+from functools import partial
+
+import httpx
+import pytest
+
+from shipper.errors import ConfigError
+from shipper.sandbox.options import SandboxOptions
+from shipper.sandbox.server import Access, SandboxThread, configuration_snippet
+from tests.stage.sandbox.driver import NO_EVENTS, NOW, Sandbox
+
+get = partial(httpx.get, trust_env=False, verify=False)
+
+
+def thread(options: SandboxOptions | None = None) -> SandboxThread:
+    return SandboxThread(options, clock=lambda: NOW)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "", "127.0.0.1:80", "[::1]", "127.1"])
+def test_only_loopback_is_listened_on(host):
+    with pytest.raises(ConfigError) as caught, thread(SandboxOptions(host=host, port=0)):
+        pass
+    assert str(caught.value).startswith(f"sandbox: host: {host!r} is not a loopback address")
+
+
+@pytest.mark.parametrize(
+    ("host", "base"),
+    [("127.0.0.1", "http://127.0.0.1:"), ("127.0.0.2", "http://127.0.0.2:"), ("localhost", "http://127.0.0.1:")],
+)
+def test_any_loopback_address_is_listened_on(host, base):
+    with thread(SandboxOptions(host=host, port=0)) as sandbox:
+        assert sandbox.base_url.startswith(base)
+        assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
+
+
+def test_loopback_of_ip_version_6_is_listened_on():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with thread(SandboxOptions(host="::1", port=0)) as sandbox:
+        assert sandbox.base_url.startswith("http://[::1]:")
+        assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
+
+
+def test_port_in_use_names_host_port_and_way_out(sandbox: Sandbox):
+    with pytest.raises(ConfigError) as caught, thread(SandboxOptions(port=sandbox.port)):
+        pass
+    place = f"sandbox: port: 127.0.0.1:{sandbox.port}"
+    assert str(caught.value) == f"{place} is in use by another program; choose another port, 0 takes any free one"
+
+
+def test_port_can_be_taken_again_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for _ in range(2):
+        with thread(SandboxOptions(port=port)) as sandbox:
+            assert sandbox.base_url == f"http://127.0.0.1:{port}"
+            assert get(f"{sandbox.base_url}/_sandbox/counts").json() == NO_EVENTS
+
+
+def test_thread_ends_while_a_connection_is_open_and_frees_its_port():
+    threads = threading.active_count()
+    with thread() as sandbox:
+        idle = socket.create_connection(("127.0.0.1", httpx.URL(sandbox.base_url).port))
+        with httpx.Client(trust_env=False, verify=False) as client:
+            client.get(f"{sandbox.base_url}/_sandbox/counts")
+    idle.close()
+    assert threading.active_count() == threads
+    with pytest.raises(httpx.ConnectError):
+        get(sandbox.base_url)
+
+
+def test_store_that_cannot_be_opened_leaves_the_port_free(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ConfigError), thread(SandboxOptions(port=port, store_path=str(tmp_path))):
+        pass
+    with thread(SandboxOptions(port=port)):
+        pass
+
+
+def test_repr_says_where_it_listens():
+    sandbox = thread()
+    assert repr(sandbox) == "<SandboxThread not started>"
+    with sandbox:
+        assert repr(sandbox) == f"<SandboxThread {sandbox.base_url}>"
+
+
+def test_snippet_is_toml_that_points_at_the_sandbox(sandbox: Sandbox):
+    running = sandbox.thread
+    section = {"base_url": running.base_url, "subscription_key": running.subscription_key, "token": running.token}
+    assert tomllib.loads(configuration_snippet(running.access)) == {"intake": section, "report": section}
+
+
+@pytest.mark.parametrize("key", ['quo"te', "back\\slash", "#", "'"])
+def test_snippet_can_hold_any_key(key):
+    written = tomllib.loads(configuration_snippet(Access("http://127.0.0.1:1", key, "token")))
+    assert written["intake"]["subscription_key"] == written["report"]["subscription_key"] == key
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x00\x01\x02\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"POST /dim/v1/player/activities HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /dim/v1/player/activities HTTP/1.1\r\nHost: x\r\nContent-Length: many\r\n\r\n",
+        b"GET /%zz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    ],
+    ids=["binary", "version", "negative length", "length that is no number", "bad escape", "websocket"],
+)
+def test_what_is_no_proper_request_is_refused_and_does_no_harm(sandbox: Sandbox, data):
+    with socket.create_connection(("127.0.0.1", sandbox.port), timeout=5) as connection:
+        connection.sendall(data)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 4")
+    assert sandbox.counts() == NO_EVENTS
+
+
+def test_client_that_leaves_in_the_middle_of_its_body_does_no_harm(sandbox: Sandbox):
+    head = sandbox.bare("POST", "/dim/v1/player/activities").replace(b"Content-Length: 0", b"Content-Length: 100")
+    sandbox.raw(head + b'{"EventType"', until_end=False)
+    assert sandbox.call().status_code == 202
+    assert sandbox.stored() == []

@@ -1,0 +1,307 @@
+"""The store of the sandbox: what it knows, what a file keeps, and which files it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import stat
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from random import Random
+
+import msgspec
+import pytest
+
+from shipper import wire
+from shipper.errors import ConfigError
+from shipper.sandbox.options import Repeats, SandboxOptions
+from shipper.sandbox.store import Added, EventStore, Page, StoredEvent
+from tests.stage.sandbox.driver import REPORT, Sandbox, body, changed, event_id, sample
+
+IN_USE = "is in use by another sandbox; name another file"
+
+
+def add(store: EventStore, events: list[bytes]) -> Added:
+    content = body(events)
+    return store.add(content, msgspec.json.decode(content, type=wire.ActivityBatch).events)
+
+
+def knowledge(store: EventStore) -> tuple[object, ...]:
+    return (
+        store.stored,
+        store.duplicates,
+        store.event_ids(),
+        store.page(limit=10_000),
+        sorted(store.registrations("0000", "9999")),
+    )
+
+
+# What it knows
+
+
+def test_first_event_of_an_id_is_kept_and_later_ones_are_counted():
+    one, two = sample(2)
+    other = changed(one, Username="other")
+    with EventStore() as store:
+        assert add(store, [one, two]) == Added(2, 0)
+        assert add(store, [other, two, other]) == Added(0, 3)
+        assert (store.stored, store.duplicates) == (2, 3)
+        assert store.get(event_id(one)) == StoredEvent(event_id(one), 3, one)
+        assert store.get(event_id(two)) == StoredEvent(event_id(two), 2, two)
+        assert store.get("absent") is None
+        assert [store.holds(each) for each in (event_id(one), event_id(two), "absent", "")] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+        assert store.page(limit=1) == Page([StoredEvent(event_id(one), 3, one)], 1)
+        assert store.page(limit=1, after=1) == Page([StoredEvent(event_id(two), 2, two)], None)
+        assert store.page(limit=1, after=2) == Page([], None)
+
+
+@pytest.mark.parametrize("counts_repeats", [False, True])
+def test_registrations_are_of_events_or_of_all_that_came(counts_repeats):
+    event = changed(sample(1)[0], BrandID=11, BTag="50121_" + "a" * 32, Timestamp="2026-03-05T23:59:59Z")
+    elsewhere = changed(event, BrandID=12, Timestamp="2026-03-06T00:00:00Z")
+    with EventStore(counts_repeats=counts_repeats) as store:
+        add(store, [event, event])
+        add(store, [elsewhere])
+        found = sorted(store.registrations("2026-03-05", "2026-03-06"))
+        expected = [("2026-03-05", 11, 50121, 2), ("2026-03-06", 12, 50121, 1)]
+        assert found == (expected if counts_repeats else [("2026-03-05", 11, 50121, 1)])
+        assert [row.registered for row in store.registrations("2026-03-05", "2026-03-05")] == [1 + counts_repeats]
+        assert store.registrations("2026-03-07", "2026-03-08") == []
+
+
+@pytest.mark.parametrize("counts_repeats", [False, True])
+def test_store_agrees_with_a_small_model_before_and_after_a_restart(tmp_path, rng: Random, counts_repeats):
+    pool = [changed(e, BrandID=i % 3 + 1, BTag=f"{i % 2}_{'a' * 32}") for i, e in enumerate(sample(40))]
+    path = str(tmp_path / "events.db")
+    first: dict[str, bytes] = {}
+    times: Counter[str] = Counter()
+    registered: Counter[tuple[str, int, int]] = Counter()
+    store = EventStore(path, counts_repeats=counts_repeats)
+    for step in range(60):
+        batch = [changed(rng.choice(pool), Username=f"u{step}_{n}") for n in range(rng.randint(0, 5))]
+        fresh = 0
+        for event in batch:
+            document = json.loads(event)
+            is_new = event_id(event) not in first
+            first.setdefault(event_id(event), event)
+            times[event_id(event)] += 1
+            fresh += is_new
+            if is_new or counts_repeats:
+                key = document["Timestamp"][:10], document["BrandID"], int(document["BTag"].partition("_")[0])
+                registered[key] += 1
+        assert add(store, batch) == Added(fresh, len(batch) - fresh)
+        if rng.random() < 0.1:
+            store.close()
+            store = EventStore(path, counts_repeats=counts_repeats)
+        assert store.stored == len(first)
+        assert store.duplicates == times.total() - len(first)
+    with store:
+        assert store.event_ids() == list(first)
+        page = store.page(limit=100)
+        assert [(e.event_id, e.times_received, e.raw) for e in page.events] == [
+            (i, times[i], r) for i, r in first.items()
+        ]
+        assert {row[:3]: row.registered for row in store.registrations("0000", "9999")} == dict(registered)
+
+
+def test_reset_forgets_everything_for_good(tmp_path):
+    path = str(tmp_path / "events.db")
+    one, two = sample(2)
+    with EventStore(path) as store:
+        empty = knowledge(store)
+        add(store, [one, one])
+        store.reset()
+        assert knowledge(store) == empty
+        assert add(store, [one, two]) == Added(2, 0)
+        after = knowledge(store)
+    with EventStore(path) as store:
+        assert knowledge(store) == after
+        store.reset()
+    with EventStore(path) as store:
+        assert knowledge(store) == empty
+
+
+def test_repr_reads_like_a_status_line():
+    (one,) = sample(1)
+    with EventStore() as store:
+        add(store, [one, one])
+        assert repr(store) == "<EventStore stored=1 duplicates=1>"
+
+
+# A file
+
+
+def test_sandbox_s_file_survives_a_restart_with_all_that_was_received(tmp_path):
+    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"), repeats=Repeats.ACCEPT)
+    events = sample(10)
+
+    def seen(sandbox: Sandbox) -> tuple[object, ...]:
+        counts = sandbox.counts()
+        page = sandbox.control("GET", "events").json()
+        return counts["events_stored"], counts["duplicates"], page, sandbox.ask("GET", REPORT).json()
+
+    with Sandbox(options) as sandbox:
+        sandbox.post(events)
+        sandbox.post(events[:3])
+        before = seen(sandbox)
+    assert before[:2] == (10, 3)
+    with Sandbox(options) as sandbox:
+        assert seen(sandbox) == before
+        assert sandbox.counts()["requests"] == 0  # the log of requests is of this run alone
+        sandbox.post(events[:1])
+        assert sandbox.control("GET", f"events/{event_id(events[0])}").json()["times_received"] == 3
+
+
+def test_second_run_says_that_everything_is_a_repeat(tmp_path):
+    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"))
+    events = sample(10)
+    for accepted in (10, 0):
+        with Sandbox(options) as sandbox:
+            assert sandbox.post(events).json() == {"accepted": accepted, "duplicates": 10 - accepted, "rejected": []}
+
+
+def test_batch_is_on_disk_when_it_was_added(tmp_path):
+    path, copy = tmp_path / "events.db", tmp_path / "copy.db"
+    with EventStore(str(path)) as store:
+        add(store, sample(5))
+        for suffix in ("", "-wal"):  # as they would be found after a crash
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+        with EventStore(str(copy)) as found:
+            assert knowledge(found) == knowledge(store)
+
+
+def test_file_and_its_companions_are_private(tmp_path):
+    path = tmp_path / "events.db"
+    before = os.umask(0)
+    try:
+        with EventStore(str(path)) as store:
+            add(store, sample(1))
+            modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes
+    assert set(modes.values()) == {0o600}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_second_store_on_one_file_is_refused(tmp_path, is_new):
+    path = str(tmp_path / "events.db")
+    if not is_new:
+        with EventStore(path) as store:
+            add(store, sample(1))
+    with EventStore(path) as store:
+        for _ in range(2):
+            with pytest.raises(ConfigError) as caught:
+                EventStore(path)
+            assert str(caught.value) == f"{path}: {IN_USE}"
+        add(store, sample(5))
+        assert store.stored == 5
+    with EventStore(path) as store:
+        assert store.stored == 5
+
+
+def test_second_sandbox_on_one_file_is_refused_and_the_first_goes_on(tmp_path):
+    options = SandboxOptions(port=0, store_path=str(tmp_path / "events.db"))
+    with Sandbox(options) as sandbox:
+        with pytest.raises(ConfigError, match=IN_USE):
+            Sandbox(options).__enter__()
+        assert sandbox.post(sample(2)).json()["accepted"] == 2
+
+
+def test_stores_in_memory_know_nothing_of_each_other():
+    with EventStore() as one, EventStore() as other:
+        add(one, sample(1))
+        assert (one.stored, other.stored) == (1, 0)
+
+
+# What is no store
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE theirs (id INTEGER)")
+
+
+def older(path: Path) -> None:
+    """Write what the sandbox's store was before it became a log."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA application_id = 0x53424F58")
+        connection.execute("CREATE TABLE event (seq INTEGER PRIMARY KEY, event_id TEXT)")
+
+
+def text(path: Path) -> None:
+    path.write_text("not a database, and longer than one header of SQLite would be" * 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (text, "is not a sandbox store: file is not a database"),
+        (foreign, "is a database of something else; name another file"),
+        (older, "is a database of something else; name another file"),
+    ],
+)
+def test_file_of_something_else_is_named_and_left_alone(tmp_path, make, message):
+    path = tmp_path / "theirs"
+    make(path)
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            EventStore(str(path))
+        assert str(caught.value) == f"{path}: {message}"
+        assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("place", ["absent/events.db", "folder", "file/events.db", "x" * 300])
+def test_path_that_cannot_be_a_file_is_named(tmp_path, place):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    path = str(tmp_path / place)
+    with pytest.raises(ConfigError, match="cannot open the store") as caught:
+        EventStore(path)
+    assert caught.value.source == path
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the super-user may read everything")
+def test_file_that_may_not_be_read_is_named(tmp_path):
+    path = tmp_path / "events.db"
+    path.touch(mode=0)
+    with pytest.raises(ConfigError, match="cannot open the store"):
+        EventStore(str(path))
+
+
+def test_empty_file_becomes_a_store(tmp_path):
+    path = tmp_path / "events.db"
+    path.touch()
+    with EventStore(str(path)) as store:
+        add(store, sample(1))
+    with EventStore(str(path)) as store:
+        assert store.stored == 1
+
+
+@pytest.mark.parametrize("damage", ["a batch is no JSON", "the end is missing", "the middle is overwritten"])
+def test_store_that_is_damaged_is_refused_by_name(tmp_path, damage):
+    path = tmp_path / "events.db"
+    with EventStore(str(path)) as store:
+        for first in range(0, 400, 100):
+            add(store, sample(400)[first : first + 100])
+    if damage == "a batch is no JSON":
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute("UPDATE batch SET body = x'00' WHERE seq = 2")
+    else:
+        content = path.read_bytes()
+        half = len(content) // 2
+        path.write_bytes(content[:half] if damage == "the end is missing" else content[:half] + bytes(half))
+    with pytest.raises(ConfigError) as caught:
+        EventStore(str(path))
+    assert caught.value.source == str(path)

@@ -1,0 +1,259 @@
+"""The sandbox keeps its OpenAPI document: schemathesis asks it, over a real socket, whatever the document allows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import schemathesis
+from schemathesis import Case, Response
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import Status, events, from_schema
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from shipper.sandbox.faults import FaultScript
+from shipper.sandbox.faults import Status as StatusFault
+from shipper.sandbox.openapi import openapi_document
+from shipper.sandbox.options import AnswerShape, CallLimit, Figures, Rejection, RetryAfter, SandboxOptions
+from shipper.sandbox.server import SandboxThread
+from tests.conftest import SEED
+
+NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
+
+RUN = {
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "positive_data_acceptance",
+    "missing_required_header",
+    "ignored_auth",
+}
+LEFT_OUT = {
+    "unsupported_method",  # the gateway answers 404 where 405 is usual, on purpose: it knows operations, not resources
+    "allow_header_conformance",  # belongs to 405
+    # Nothing can be created and then read, changed or deleted through the two operations.
+    "use_after_free",
+    "ensure_resource_availability",
+    "object_level_authorization",
+}
+
+CONFORMANCE = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+
+class Exchange(NamedTuple):
+    """One request of the run and its answer."""
+
+    case: Case
+    response: Response
+
+
+class Run(NamedTuple):
+    """
+    What schemathesis did.
+
+    Attributes:
+        failures: One text for each check that failed, and for each error of schemathesis itself.
+    """
+
+    exchanges: list[Exchange]
+    failures: list[str]
+
+    def statuses(self, method: str) -> Counter[int]:
+        return Counter(each.response.status_code for each in self.exchanges if each.case.method == method)
+
+
+def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -> Run:
+    """
+    Let schemathesis loose on a sandbox.
+
+    Args:
+        examples: Random requests to each operation.
+        is_thorough: Also try each bound and each violation of every keyword in the document.
+    """
+    schema = schemathesis.openapi.from_dict(
+        openapi_document(sandbox.base_url), config=configuration(sandbox, examples, is_thorough)
+    )
+    schema.hook("map_body")(as_whole_numbers)
+    schema.hook("map_path_parameters")(in_order)
+    run = Run([], [])
+    schema.hook("after_call")(lambda context, case, response: run.exchanges.append(Exchange(case, response)))
+    for event in from_schema(schema).execute():
+        run.failures.extend(failures_of(event))
+    return run
+
+
+def configuration(sandbox: SandboxThread, examples: int, is_thorough: bool) -> SchemathesisConfig:
+    return SchemathesisConfig.from_dict(
+        {
+            "seed": SEED,
+            "base-url": sandbox.base_url,
+            "auth": {
+                "openapi": {
+                    "AccessToken": {"bearer": sandbox.token},
+                    "SubscriptionKey": {"api_key": sandbox.subscription_key},
+                }
+            },
+            # OpenAPI has no way to ask for this header on a request without a body.
+            "operations": [{"include-method": "GET", "headers": {"Content-Type": "application/json"}}],
+            "generation": {"max-examples": examples, "database": "none"},
+            "phases": {"coverage": {"enabled": is_thorough}, "stateful": {"enabled": False}},
+            "checks": {name: {"enabled": False} for name in LEFT_OUT},
+            "continue-on-failure": True,
+        }
+    )
+
+
+def as_whole_numbers(context: object, body: Any) -> Any:
+    """Write 7.0 as 7: JSON Schema takes both for an integer, the sandbox only the second."""
+    if isinstance(body, dict):
+        return {name: as_whole_numbers(context, value) for name, value in body.items()}
+    if isinstance(body, list):
+        return [as_whole_numbers(context, value) for value in body]
+    return int(body) if isinstance(body, float) and body.is_integer() else body
+
+
+def in_order(context: object, path_parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Let the range begin before it ends, which a schema cannot ask for."""
+    match path_parameters:
+        case {"start_date": str(start), "end_date": str(end)}:
+            return {**path_parameters, "start_date": min(start, end), "end_date": max(start, end)}
+    return path_parameters
+
+
+def failures_of(event: events.EngineEvent) -> Iterator[str]:
+    """Tell what went wrong; to skip an operation is wrong, too."""
+    if isinstance(event, events.NonFatalError):
+        yield f"{event.label}: {event.value!r}"
+    elif isinstance(event, events.FatalError):
+        yield repr(event.exception)
+    elif isinstance(event, events.SchemaAnalysisWarnings):
+        yield from map(str, event.warnings)
+    elif isinstance(event, events.ScenarioFinished) and event.status is not Status.SUCCESS:
+        yield f"{event.label}: {event.status} in {event.phase}"
+        for check in chain.from_iterable(event.recorder.checks.values()):
+            if check.failure_info is not None:
+                yield f"{event.label}: {check.name}: {check.failure_info.failure}\n{check.failure_info.code_sample}"
+
+
+def counts(sandbox: SandboxThread) -> dict[str, int]:
+    return httpx.get(f"{sandbox.base_url}/_sandbox/counts", trust_env=False).json()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_proxy() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield
+
+
+@pytest.fixture(scope="module")
+def thorough_run() -> Run:
+    """Drive a sandbox whose status tells what schemathesis, too, knows of a batch: whether all of it is valid."""
+    options = SandboxOptions(port=0, rejection=Rejection.WHOLE, figures=Figures.SEEDED)
+    with SandboxThread(options, clock=lambda: NOW) as sandbox:
+        run = drive(sandbox, examples=20, is_thorough=True)
+        assert counts(sandbox)["requests"] > 100
+        assert counts(sandbox)["events_stored"] > 0
+        assert counts(sandbox)["rejected"] > 50
+    return run
+
+
+def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
+    load_all_checks()
+    assert RUN.isdisjoint(LEFT_OUT)
+    assert set(CHECKS.get_all_names()) == RUN | LEFT_OUT
+
+
+def test_sandbox_keeps_its_document(thorough_run):
+    assert not thorough_run.failures, "\n".join(thorough_run.failures)
+    intake, report = thorough_run.statuses("POST"), thorough_run.statuses("GET")
+    assert intake[202] > 10
+    assert intake[400] > 50
+    assert {401, 404, 415} <= intake.keys()
+    assert report[200] > 2
+    assert {400, 401, 404} <= report.keys()
+
+
+@pytest.mark.parametrize(
+    ("shape", "status"),
+    [
+        (AnswerShape.COUNTS, 202),
+        (AnswerShape.CREATED, 201),
+        (AnswerShape.PER_EVENT, 207),
+        (AnswerShape.EMPTY, 200),
+        (AnswerShape.NO_CONTENT, 204),
+    ],
+)
+def test_other_answers_to_the_same_batches_are_documented_too(thorough_run, shape, status):
+    posted = [each for each in thorough_run.exchanges if has_reached_the_intake(each)]
+    with (
+        SandboxThread(SandboxOptions(port=0, answer=shape), clock=lambda: NOW) as sandbox,
+        httpx.Client(base_url=sandbox.base_url, trust_env=False) as client,
+    ):
+        answers = [again(client, each) for each in posted]
+        assert counts(sandbox)["rejected"] > 50
+    for each, answer in zip(posted, answers, strict=True):
+        each.case.validate_response(answer, checks=CONFORMANCE)
+        assert is_refusal(answer) == (each.response.status_code >= 400)
+    assert {answer.status_code for answer in answers if answer.is_success} == {status}
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "form"), [("rate_limit", 429, RetryAfter.DATE), ("quota", 403, RetryAfter.SECONDS)]
+)
+def test_limits_are_answered_as_documented(limit, status, form):
+    options = SandboxOptions(port=0, retry_after=form, **{limit: CallLimit(3, 60)})
+    with SandboxThread(options, clock=lambda: NOW) as sandbox:
+        run = drive(sandbox, examples=3)
+    assert not run.failures, "\n".join(run.failures)
+    for method in ("POST", "GET"):
+        answers = [each.response for each in run.exchanges if each.case.method == method]
+        assert {"retry-after" in answer.headers for answer in answers if answer.status_code == status} == {True}
+
+
+def test_an_answer_that_is_not_documented_is_noticed():
+    script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
+    with SandboxThread(script=script, clock=lambda: NOW) as sandbox:
+        run = drive(sandbox, examples=3)
+    for method in ("POST", "GET"):
+        assert any(text.startswith(method) and "status_code_conformance" in text for text in run.failures)
+
+
+def has_reached_the_intake(exchange: Exchange) -> bool:
+    """Tell whether the gateway let a batch pass; it looks at the body last."""
+    headers = exchange.response.request.headers
+    is_batch = (exchange.case.method, headers.get("Cache-Control")) == ("POST", "no-cache")
+    return is_batch and exchange.response.status_code in {202, 400}
+
+
+def again(client: httpx.Client, exchange: Exchange) -> httpx.Response:
+    """Send the same bytes."""
+    request = exchange.response.request
+    headers = {name: value for name, value in request.headers.items() if name.lower() != "host"}
+    return client.request(request.method, request.path_url, headers=headers, content=request.body)
+
+
+def is_refusal(answer: httpx.Response) -> bool:
+    """Tell whether an answer takes less than all that was sent."""
+    if answer.is_error:
+        return True
+    document = answer.json() if answer.content else {}
+    return bool(document.get("rejected")) or any(each["status"] != 202 for each in document.get("results", ()))

@@ -1,0 +1,131 @@
+"""Counting calls against a limit, and what a limit is written as."""
+
+from __future__ import annotations
+
+import pytest
+
+from shipper.errors import ConfigError
+from shipper.sandbox.clock import ServiceClock, http_date
+from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.options import CallLimit
+
+
+class HandClock:
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [("100/60", (100, 60)), ("1/1", (1, 1)), ("007/08", (7, 8)), ("999999999/999999999", (999_999_999, 999_999_999))],
+)
+def test_limit_is_calls_and_seconds(text, limit):
+    assert CallLimit.parse(text, key="--rate-limit") == limit
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x",
+        "5",
+        "/",
+        "5/",
+        "/5",
+        "0/5",
+        "5/0",
+        "-1/5",
+        "1.5/5",
+        "1/2/3",
+        " 1/2",
+        "1/2\n",
+        "1000000000/1",
+        "²/1",
+        "1e3/1",
+    ],
+)
+def test_what_is_no_limit_is_refused_with_an_example(text):
+    with pytest.raises(ConfigError) as caught:
+        CallLimit.parse(text, key="--quota")
+    expected = f"sandbox: --quota: {text!r} is not CALLS/SECONDS with both above 0, such as 100/60"
+    assert str(caught.value) == expected
+    assert caught.value.key == "--quota"
+
+
+def test_without_a_limit_every_call_is_admitted():
+    window = CallWindow(None, HandClock())
+    assert [window.admit() for _ in range(1000)] == [0.0] * 1000
+
+
+def test_window_admits_so_many_calls_and_tells_the_rest_how_long_to_wait():
+    clock = HandClock()
+    window = CallWindow(CallLimit(2, 10), clock)
+    assert [window.admit() for _ in range(3)] == [0.0, 0.0, 10.0]
+    clock.now += 7.25
+    assert window.admit() == 2.75
+    clock.now += 2.75
+    assert window.admit() == 0.0
+
+
+def test_window_begins_with_a_call_and_not_with_the_end_of_the_last():
+    clock = HandClock()
+    window = CallWindow(CallLimit(1, 10), clock)
+    window.admit()
+    clock.now += 95
+    assert window.admit() == 0.0
+    assert window.admit() == 10.0
+
+
+def test_refused_call_is_not_counted():
+    clock = HandClock()
+    window = CallWindow(CallLimit(1, 10), clock)
+    window.admit()
+    assert all(window.admit() == 10.0 for _ in range(100))
+    clock.now += 10
+    assert window.admit() == 0.0
+
+
+def test_reset_forgets_every_call():
+    window = CallWindow(CallLimit(1, 10), HandClock())
+    window.admit()
+    window.reset()
+    assert [window.admit(), window.admit()] == [0.0, 10.0]
+
+
+@pytest.mark.parametrize("start", [0.0, -1e9, 1e9])
+def test_only_differences_of_time_matter(start):
+    window = CallWindow(CallLimit(1, 10), HandClock(start))
+    assert [window.admit(), window.admit()] == [0.0, 10.0]
+
+
+def test_wait_is_never_longer_than_the_window_even_if_the_clock_was_put_back():
+    clock = HandClock()
+    window = CallWindow(CallLimit(1, 10), clock)
+    window.admit()
+    clock.now -= 86_400
+    assert window.admit() <= 10.0
+
+
+def test_service_clock_is_ahead_of_the_machine_s_by_what_it_is_told():
+    machine = HandClock()
+    clock = ServiceClock(machine, 5.5)
+    assert clock() == 1005.5
+    machine.now += 1
+    clock.offset_seconds = -1.0
+    assert clock() == 1000.0
+    assert ServiceClock(machine)() == 1001.0
+
+
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [
+        (0, "Thu, 01 Jan 1970 00:00:00 GMT"),
+        (1_772_323_200, "Sun, 01 Mar 2026 00:00:00 GMT"),
+        (1_772_323_199.999, "Sat, 28 Feb 2026 23:59:59 GMT"),
+    ],
+)
+def test_instants_are_written_as_headers_have_them(now, text):
+    assert http_date(now) == text

@@ -1,0 +1,62 @@
+"""What a sandbox can be started with, and what it cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from shipper.errors import ConfigError
+from shipper.sandbox.options import IN_MEMORY, SandboxOptions
+
+PRINTABLE = "must be printable ASCII, not empty, no blanks around it"
+FINITE = "must be a finite number"
+SHORT = "must have at least 32 bytes"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key", "message"),
+    [
+        ({"subscription_key": ""}, "subscription_key", PRINTABLE),
+        ({"subscription_key": "ключ"}, "subscription_key", PRINTABLE),
+        ({"subscription_key": "a\nb"}, "subscription_key", PRINTABLE),
+        ({"subscription_key": "a\x7f"}, "subscription_key", PRINTABLE),
+        ({"subscription_key": " a"}, "subscription_key", PRINTABLE),
+        ({"secondary_key": ""}, "secondary_key", PRINTABLE),
+        ({"secondary_key": "a "}, "secondary_key", PRINTABLE),
+        ({"subscription_key": "same", "secondary_key": "same"}, "secondary_key", "must differ from subscription_key"),
+        ({"token_secret": "short"}, "token_secret", SHORT),
+        ({"token_secret": "x" * 31}, "token_secret", SHORT),
+        ({"blackhole": True, "store_path": "events.db"}, "blackhole", "keeps nothing"),
+        *[
+            ({name: value}, name, FINITE)
+            for name in ("latency_seconds", "jitter_seconds", "token_skew_seconds", "clock_offset_seconds")
+            for value in (float("nan"), float("inf"), float("-inf"))
+        ],
+    ],
+)
+def test_options_that_cannot_work_are_refused_by_name(wrong, key, message):
+    with pytest.raises(ConfigError) as caught:
+        SandboxOptions(**wrong)
+    assert (caught.value.key, caught.value.source) == (key, "sandbox")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {},
+        {"subscription_key": "a b"},
+        {"subscription_key": "~!\"'\\"},
+        {"token_secret": "x" * 32},
+        {"token_secret": "é" * 16},  # it is bytes that count
+        {"blackhole": True},
+        {"blackhole": True, "store_path": IN_MEMORY},
+        {"token_skew_seconds": -1e9, "clock_offset_seconds": -1e9},
+    ],
+)
+def test_options_at_their_bounds_are_taken(right):
+    options = SandboxOptions(**right)
+    assert {name: getattr(options, name) for name in right} == right
+
+
+def test_same_choices_are_the_same_options():
+    assert len({SandboxOptions(), SandboxOptions(), SandboxOptions(seed=2)}) == 2
