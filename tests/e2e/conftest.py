@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target, event_ids
@@ -45,7 +46,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 @pytest.fixture(scope="session")
 def _sandbox() -> Iterator[Service]:
-    with SandboxThread(clock=time.time) as sandbox, Service(Target(*sandbox.access)) as service:
+    options = SandboxOptions(port=0, max_body_bytes=64 << 20)  # also for records that are longer than any read
+    with SandboxThread(options, clock=time.time) as sandbox, Service(Target(*sandbox.access)) as service:
         yield service
 
 
