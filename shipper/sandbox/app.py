@@ -10,6 +10,7 @@ The sandbox as an application: the two operations of the service behind its gate
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -31,6 +32,7 @@ from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.tokens import TOKEN_PATH
 
 _FORM_BYTES_MAX: Final = 65_536
+_STOP_GRACE_SECONDS: Final = 0.2
 
 
 def create_app(service: Service, control: Control) -> ASGIApp:
@@ -80,13 +82,24 @@ class Operation:
                 entry.status = message["status"]
             await send(message)
 
+        connection = Connection(scope, receive, noting_send)
         started = anyio.current_time()
         try:
-            await self._exchange(
-                request, entry, Connection(scope, receive, noting_send, stopping=self._service.stopping)
-            )
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._end_at_stop, group.cancel_scope)
+                with suppress(ClientDisconnect):  # nobody is there to be answered
+                    await self._exchange(request, entry, connection)
+                group.cancel_scope.cancel()
+                return
+            await connection.reset()
         finally:
             entry.seconds = round(anyio.current_time() - started, 6)
+
+    async def _end_at_stop(self, exchange: anyio.CancelScope) -> None:
+        """Let no fault, latency or slow client hold up the end of the sandbox."""
+        await self._service.stopping.wait()
+        await anyio.sleep(_STOP_GRACE_SECONDS)
+        exchange.cancel()
 
     async def _exchange(self, request: Request, entry: RequestEntry, connection: Connection) -> None:
         fault = self._service.faults.pick(self._name)

@@ -23,18 +23,12 @@ _WITHOUT_BODY: Final = {204, 205, 304}
 
 
 class Connection:
-    """
-    One exchange on the wire: where an answer goes, and how it can go wrong.
+    """One exchange on the wire: where an answer goes, and how it can go wrong."""
 
-    Args:
-        stopping: Set when the sandbox is to stop: then no fault takes any longer.
-    """
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send, *, stopping: anyio.Event) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope
         self._receive = receive
         self._send = send
-        self._stopping = stopping
 
     async def answer(self, response: Response) -> None:
         """Send an answer as it is."""
@@ -49,19 +43,6 @@ class Connection:
         Returns:
             Whether the exchange is over; if not, it goes on as if nothing had been.
         """
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._cancel_at_stop, group.cancel_scope)
-            is_over = await self._do(fault, response)
-            group.cancel_scope.cancel()
-            return is_over
-        await self._reset()
-        return True
-
-    async def _cancel_at_stop(self, scope: anyio.CancelScope) -> None:
-        await self._stopping.wait()
-        scope.cancel()
-
-    async def _do(self, fault: AnyFault, response: Response | None) -> bool:
         match fault:
             case Delay(seconds=seconds):
                 await anyio.sleep(seconds)
@@ -69,7 +50,7 @@ class Connection:
             case Hang():
                 await self._wait_until_the_client_leaves()
             case Reset():
-                await self._reset()
+                await self.reset()
             case Status():
                 await self.answer(_scripted(fault))
             case Html():
@@ -91,10 +72,12 @@ class Connection:
         transport: Transport = self._scope["extensions"][TRANSPORT_EXTENSION]["transport"]
         return transport
 
-    async def _reset(self) -> None:
-        raw: socket.socket = self._transport.get_extra_info("socket")
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self._transport.abort()
+    async def reset(self) -> None:
+        """Reset the connection, unless it is closing anyway."""
+        if not self._transport.is_closing():
+            raw: socket.socket = self._transport.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._transport.abort()
         await self._wait_until_the_client_leaves()  # or the server would complain that there was no answer
 
     async def _truncate(self, response: Response) -> None:

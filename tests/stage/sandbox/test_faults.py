@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 import httpx
 import pytest
 
 from shipper import wire
-from shipper.sandbox.faults import EFFECTS, FaultScript, Hang
+from shipper.sandbox.faults import EFFECTS, Delay, Drip, FaultScript, Hang
 from shipper.sandbox.gateway import KEY_INVALID, SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, SandboxOptions
 from tests.stage.sandbox.conftest import Start
@@ -79,6 +80,7 @@ def test_reset_is_a_reset(sandbox: Sandbox, when):
         ("status status=418", 418, "application/json", {"statusCode": 418, "message": TOLD_SO}),
         ("status status=200", 200, "application/json", {"statusCode": 200, "message": TOLD_SO}),
         ("status status=204", 204, None, b""),
+        ("status status=205", 205, None, b""),
         ("status status=304", 304, None, b""),
         ("html", 200, "text/html; charset=utf-8", PAGE),
     ],
@@ -169,16 +171,30 @@ def test_hang_lasts_until_the_client_leaves(sandbox: Sandbox, when, stored):
     assert sandbox.post(EVENTS[1:2]).json() == TAKEN
 
 
-def test_hanging_request_does_not_keep_the_sandbox_from_stopping():
+@pytest.mark.parametrize(
+    ("options", "rules"),
+    [
+        ({}, [Hang()]),
+        ({}, [Hang(when="after")]),
+        ({}, [Delay(seconds=600)]),
+        ({}, [Drip(seconds=600)]),
+        ({"latency_seconds": 600}, []),
+    ],
+    ids=["hang before", "hang after", "delay", "drip", "latency"],
+)
+def test_request_that_waits_does_not_keep_the_sandbox_from_stopping(options, rules):
     threads = threading.active_count()
-    with Sandbox(SandboxOptions(port=0), FaultScript(fault=[Hang()])) as sandbox:
-        connection = socket.create_connection(("127.0.0.1", sandbox.port))
+    with Sandbox(SandboxOptions(port=0, **options), FaultScript(fault=rules)) as sandbox:
+        connection = socket.create_connection(("127.0.0.1", sandbox.port), timeout=5)
         connection.sendall(sandbox.bare("POST", wire.INTAKE_PATH, BATCH))
         eventually(sandbox.log)
         started = time.monotonic()
     with connection:
         assert time.monotonic() - started < 9, "only the limit of the join ended it"
         assert threading.active_count() == threads
+        with suppress(ConnectionResetError):
+            while connection.recv(65_536):
+                pass  # what was sent of a slow answer
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", sandbox.port))
 

@@ -130,3 +130,15 @@ def test_client_that_leaves_in_the_middle_of_its_body_does_no_harm(sandbox: Sand
     sandbox.raw(head + b'{"EventType"', until_end=False)
     assert sandbox.call().status_code == 202
     assert sandbox.stored() == []
+
+
+def test_body_that_does_not_come_does_not_keep_the_sandbox_from_stopping():
+    threads = threading.active_count()
+    with Sandbox(SandboxOptions(port=0)) as sandbox:
+        head = sandbox.bare("POST", "/dim/v1/player/activities").replace(b"Content-Length: 0", b"Content-Length: 100")
+        connection = socket.create_connection(("127.0.0.1", sandbox.port), timeout=5)
+        connection.sendall(head + b"{")
+        while not sandbox.log():
+            pass
+    with connection:
+        assert threading.active_count() == threads
