@@ -19,6 +19,7 @@ from msgspec import Meta, Struct
 from shipper.addresses import checked_base_url
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
+from shipper.settings_mapping import FIELDS, FieldSource, field_sources
 from shipper.settings_sources import Written, build, read_written
 from shipper.wire import BODY_HEAD, BODY_TAIL
 
@@ -122,7 +123,12 @@ class InputSettings(Section, frozen=True):
 
     include: Annotated[tuple[str, ...], Meta(description="globs of the files to read")] = ()
     exclude: Annotated[tuple[str, ...], Meta(description="globs of files to leave out")] = ()
-    format: Annotated[Literal["auto", "ndjson", "csv", "batch"], Meta(description="layout of the files")] = "ndjson"
+    format: Annotated[
+        Literal["auto", "ndjson", "csv", "batch"], Meta(description="layout; auto: each file tells by its first bytes")
+    ] = "auto"
+    csv_delimiter: Annotated[
+        str, Meta(max_length=1, description="between the values of CSV; empty = the header tells")
+    ] = ""
     start: Annotated[
         Literal["beginning", "end"], Meta(description="where reading begins in a file without a checkpoint")
     ] = "beginning"
@@ -142,12 +148,13 @@ class RecordsSettings(Section, frozen=True):
     """What a valid record is."""
 
     mode: Annotated[
-        Literal["normalize", "strict"], Meta(description="strict: a record is sent as it came or becomes a dead letter")
-    ] = "strict"
+        Literal["normalize", "strict"],
+        Meta(description="normalize: what is unambiguous is put right; strict: sent as it came or a dead letter"),
+    ] = "normalize"
     relax: Annotated[tuple[RuleId, ...], Meta(description="rules reduced to the type of the field")] = ()
     unknown_fields: Annotated[
         Literal["drop", "reject", "keep"], Meta(description="what becomes of a field that the service does not know")
-    ] = "reject"
+    ] = "drop"
     event_id: Annotated[
         Literal["require", "derive"], Meta(description="require: a record without EventId becomes a dead letter")
     ] = "require"
@@ -161,8 +168,32 @@ class RecordsSettings(Section, frozen=True):
     assume_timezone: Annotated[
         str | None, Meta(description="zone of Timestamps that name none", examples=["Europe/Malta"])
     ] = None
-    mapping: Annotated[dict[str, Any], Meta(description="wire field from source field")] = {}
-    allowed_statuses: Annotated[tuple[str, ...], Meta(description="valid ConsumerStatus values; [] = all")] = ()
+    mapping: Annotated[
+        dict[str, Any],
+        Meta(
+            description="wire field from source field",
+            examples=[{"IP": "client.ip", "ConsumerStatus": {"const": "Verified"}}],
+        ),
+    ] = {}
+    allowed_statuses: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...], Meta(description="valid ConsumerStatus values; [] = all")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.field_sources
+        if self.assume_timezone is not None:
+            _check_timezone(self.assume_timezone)
+        for field in self.event_id_fields:
+            if field not in FIELDS or field == "EventId":
+                raise ConfigError(
+                    f"{field!r} is no field to make an EventId of; there are {', '.join(FIELDS[1:])}",
+                    key="event_id_fields",
+                )
+
+    @property
+    def field_sources(self) -> dict[str, FieldSource]:
+        """The mapping, understood."""
+        return field_sources(self.mapping)
 
 
 class BatchSettings(Section, frozen=True):
@@ -225,11 +256,14 @@ class StateSettings(Section, frozen=True):
         Path, Meta(description="checkpoints, dead letters and spool; one directory per running shipper")
     ] = msgspec.field(default_factory=lambda: default_state_directory(os.environ))
     commit_interval_seconds: Annotated[
-        float, Meta(ge=0, le=60, description="least time between two commits of the state")
+        float, Meta(ge=0.001, le=60, description="least time between two commits of the state")
     ] = 0.5
     dead_letter_max_bytes: Annotated[
         int, Meta(ge=1, description="quota of the dead letters; at it, delivery pauses")
     ] = 1_073_741_824
+    dead_letter_retention_days: Annotated[
+        float, Meta(ge=0, le=36_500, description="then dead letters are deleted; 0 = kept until they are purged")
+    ] = 0.0
 
 
 class SpoolSettings(Section, frozen=True):
@@ -307,17 +341,8 @@ NOT_YET: Final[Mapping[str, tuple[object, ...]]] = {
     "report.client_certificate": (),
     "report.client_key": (),
     "report.proxy": (),
-    "input.format": ("ndjson",),
     "input.start": ("beginning",),
     "input.on_complete": ("keep",),
-    "records.mode": ("strict",),
-    "records.relax": (),
-    "records.unknown_fields": ("reject",),
-    "records.event_id": ("require",),
-    "records.event_id_fields": (),
-    "records.assume_timezone": (),
-    "records.mapping": (),
-    "records.allowed_statuses": (),
     "delivery.concurrency": (int,),
     "delivery.max_concurrency": (),
     "delivery.poison_limit": (),
@@ -325,7 +350,6 @@ NOT_YET: Final[Mapping[str, tuple[object, ...]]] = {
     "delivery.drain": ("input",),
     "delivery.traceparent": (),
     "delivery.compression": (),
-    "state.dead_letter_max_bytes": (),
     "admin.listen": ("",),
 }
 
@@ -369,6 +393,15 @@ def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str])
         # Not part of `written`: a default was not written by anybody.
         written = {**written, "state.directory": Written(default_state_directory(environ), source="default")}
     return build(Settings, written, not_yet=NOT_YET)
+
+
+def _check_timezone(name: str) -> None:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # needed by few
+
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", key="assume_timezone") from None
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:

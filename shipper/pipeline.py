@@ -28,7 +28,7 @@ from shipper.delivery.endpoint import Endpoint, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender
 from shipper.errors import DeliveryGaveUpError
-from shipper.records import Batch, Checkpoint, Chunk, Totals
+from shipper.records import Batch, Checkpoint, Chunk, Stream, Totals
 from shipper.state.acks import Acks
 from shipper.state.store import Store
 
@@ -40,6 +40,9 @@ Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 _CHUNK_BUFFER: Final = 2
 _MAX_OPEN_SPANS: Final = 4096
 _SAVE_LIMIT_S: Final = 10.0
+_EXPIRY_INTERVAL_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+_LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
 _DUPLICATES_TOLD: Final = 5
 
 
@@ -123,10 +126,14 @@ class Pipeline:
         self._save_asked = anyio.Event()
         self._acks = Acks()
         self._unsaved: list[Checkpoint] = []
+        self._full_since: float | None = None  # when the dead letters had no room first
+        self._why_full = ""
+        self._expires_at = -math.inf
+        self._has_left_chunks = False
         self._duplicates_seen = 0
         self._codec = Codec(
+            settings.records,
             max_record_bytes=settings.input.max_record_bytes,
-            dedupe_window=settings.records.dedupe_window,
             on_duplicate=self._tell_duplicate,
         )
         self._batcher = Batcher(
@@ -175,6 +182,7 @@ class Pipeline:
             for _ in range(self._settings.delivery.senders)
         ]
         gave_up = ""
+        await self._expire()
         try:
             with self._drain:
                 async with anyio.create_task_group() as side:
@@ -183,6 +191,7 @@ class Pipeline:
                     side.start_soon(self._save_every)
                     async with anyio.create_task_group() as flow:
                         self._start_flow(flow, senders)
+                    await self._until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
             gave_up = str(_first_leaf(group))
@@ -190,12 +199,13 @@ class Pipeline:
             with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
                 await self._save()
         totals = self._acks.totals
+        without_room = sum(len(checkpoint.rejections) for checkpoint in self._unsaved)
         return Summary(
             read=totals.read,
             accepted=totals.accepted,
-            dead_lettered=totals.dead_lettered,
+            dead_lettered=totals.dead_lettered - without_room,
             duplicates=totals.duplicates,
-            pending=totals.pending,
+            pending=totals.pending + without_room,
             batches=self._counts.batches,
             requests=self._counts.requests,
             retries=self._counts.retries,
@@ -207,9 +217,9 @@ class Pipeline:
     def _outcome(self, gave_up: str) -> Outcome:
         if gave_up:
             return "gave_up"
-        if self._drain.cancelled_caught:
+        if self._drain.cancelled_caught or self._unsaved:
             return "aborted"
-        return "finished" if self._source.is_exhausted else "drained"
+        return "finished" if self._source.is_exhausted and not self._has_left_chunks else "drained"
 
     def _start_flow(self, flow: TaskGroup, senders: list[Sender]) -> None:
         chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
@@ -240,7 +250,7 @@ class Pipeline:
                     break
                 if lingering.cancelled_caught:
                     await self._flush(batches_tx)
-                else:
+                elif not self._has_left_chunks:
                     await self._pack_chunk(chunk, batches_tx)
             while self._batcher.due_at is not None:
                 await self._flush(batches_tx)
@@ -250,7 +260,10 @@ class Pipeline:
         now = anyio.current_time()
         offset = chunk.start_offset
         while offset < chunk.end_offset:
-            while self._acks.open_spans >= _MAX_OPEN_SPANS:
+            while self._acks.open_spans >= _MAX_OPEN_SPANS or self._full_since is not None:
+                if self._full_since is not None and self._stopping.is_set():
+                    self._has_left_chunks = True  # for good: behind a gap nothing may be settled
+                    return
                 await self._room_for_spans(batches_tx)
             encoded = self._codec.encode(
                 chunk,
@@ -271,9 +284,15 @@ class Pipeline:
     async def _room_for_spans(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         """Ask for a save, which closes spans; what the batcher holds must be on its way, or they would stay open."""
         await self._flush(batches_tx)
+        await self._next_save()
+
+    async def _next_save(self) -> None:
+        """Ask for a save, and wait until something happens that the caller may wait for."""
         progress = self._progress
-        self._save_asked.set()
-        await progress.wait()
+        if self._full_since is None:  # else the next one comes when the interval has passed
+            self._save_asked.set()
+        if not self._stopping.is_set() or self._full_since is None:
+            await progress.wait()
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         batch = self._batcher.take()
@@ -284,10 +303,10 @@ class Pipeline:
         except anyio.BrokenResourceError:
             await anyio.sleep_forever()  # every sender has failed; their error cancels this task, too
 
-    def _tell_duplicate(self, event_id: str, path: str) -> None:
+    def _tell_duplicate(self, event_id: str, stream: Stream, offset: int) -> None:
         self._duplicates_seen += 1
         if self._duplicates_seen <= _DUPLICATES_TOLD:
-            log.info("duplicate_skipped", event_id=event_id, path=path)
+            log.info("duplicate_skipped", event_id=event_id, path=stream.path, offset=offset)
 
     # Settlement -------------------------------------------------------------------------------------------------
 
@@ -299,12 +318,20 @@ class Pipeline:
         self._progress.set()
         self._progress = anyio.Event()
 
+    async def _until_saved(self) -> None:
+        """Wait until all that is settled is saved, or until a stop is asked for; then there is a last try."""
+        while (self._acks.open_spans or self._unsaved) and not self._stopping.is_set():
+            await self._next_save()
+
     async def _save_every(self) -> None:
         while True:
-            self._save_asked = anyio.Event()
-            with anyio.move_on_after(self._settings.state.commit_interval_seconds):
+            pause_s = self._settings.state.commit_interval_seconds
+            with anyio.move_on_after(pause_s if self._full_since is None else max(pause_s, _LEAST_PAUSE_S)):
                 await self._save_asked.wait()
+            self._save_asked = anyio.Event()
+            await self._expire()
             await self._save()
+            self._lose_patience()
 
     async def _save(self) -> None:
         """Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for."""
@@ -313,12 +340,49 @@ class Pipeline:
             return
         with anyio.CancelScope(shield=True):
             # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
-            await run_sync(self._store.save, self._unsaved, self._wall_time())
-            for checkpoint in self._unsaved:
+            saved = await run_sync(self._store.save, self._unsaved, self._wall_time())
+            for checkpoint in saved.done:
                 checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
-            self._unsaved = []
-            self._tell_progress()
-            await self._source.after_save()
+            self._unsaved = saved.waiting
+            self._note_room(saved.why)
+            if saved.done:
+                self._tell_progress()
+                await self._source.after_save()
+
+    def _note_room(self, why_full: str) -> None:
+        """Begin or end the pause for the quota of the dead letters; told once each."""
+        if why_full and self._full_since is None:
+            self._full_since = anyio.current_time()
+            log.warning("delivery_paused", reason="dead_letters_full", message=why_full)
+        elif self._full_since is not None and not why_full:
+            self._full_since = None
+            log.info("delivery_resumed", reason="dead_letters_full")
+        self._why_full = why_full
+
+    def _lose_patience(self) -> None:
+        """
+        End a one-shot run that has waited for room long enough.
+
+        Raises:
+            DeliveryGaveUpError: What was not saved is pending.
+        """
+        limit_s = self._settings.delivery.give_up_after_seconds
+        if not self._is_one_shot or self._full_since is None or anyio.current_time() < self._full_since + limit_s:
+            return
+        raise DeliveryGaveUpError(
+            f"there was no room for dead letters for {limit_s:g} s (delivery.give_up_after_seconds): {self._why_full}. "
+            "What was not saved stays pending; run the same command again"
+        )
+
+    async def _expire(self) -> None:
+        """Remove the dead letters that are past their retention: at the first call, then once an hour."""
+        days = self._settings.state.dead_letter_retention_days
+        if not days or anyio.current_time() < self._expires_at:
+            return
+        self._expires_at = anyio.current_time() + _EXPIRY_INTERVAL_S
+        expired = await run_sync(self._store.expire, self._wall_time() - days * _DAY_S)
+        if expired:
+            log.info("dead_letters_expired", count=expired, retention_days=days)
 
     # Stop -------------------------------------------------------------------------------------------------------
 
@@ -335,6 +399,7 @@ class Pipeline:
                 self._stopping.set()
                 self._reading.cancel()
                 self._drain.deadline = anyio.current_time() + limit_s
+                self._tell_progress()  # who waits for room need not do so any longer
 
 
 def _first_leaf(error: BaseException) -> BaseException:

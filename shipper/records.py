@@ -14,7 +14,10 @@ from typing import Literal
 
 from msgspec import Struct
 
-StreamKind = Literal["file", "spool"]
+from shipper.framing import LINES, Framing
+
+StreamKind = Literal["file", "spool", "replay"]
+DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
 
 
 def digest(data: bytes) -> bytes:
@@ -33,6 +36,7 @@ class Stream(Struct, eq=False, kw_only=True):
         read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
         head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
         marker_bytes, marker_digest: Length and digest of the last bytes (at most 64) before the checkpoint.
+        framing: How its records lie in it.
     """
 
     stream_id: int
@@ -46,6 +50,7 @@ class Stream(Struct, eq=False, kw_only=True):
     head_digest: bytes = b""
     marker_bytes: int = 0
     marker_digest: bytes = b""
+    framing: Framing = LINES
 
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
         """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""
@@ -60,8 +65,8 @@ class Chunk(Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         start_offset, end_offset: Bytes in the stream; end exclusive = where the next chunk starts.
-        data: Whole lines, each ending with a newline; only the last line of an input that has ended may lack it.
-            Empty when `is_oversized`.
+        data: Whole records, as the stream's framing has them: lines, each ending with a newline; only the last line
+            of an input that has ended may lack it. Empty when `is_oversized`.
         is_oversized: The span is one line too long to be held in memory; only its position is known.
     """
 
@@ -79,7 +84,13 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     Attributes:
         rule: The rule that it broke, such as `ip`.
         message: What is wrong, in words; never a value of the record.
-        raw: The line as it came, without its newline.
+        raw: The line as it came, without its newline; empty if only its position is known.
+        consumer_id: Decimal digits; empty: what can be read from `raw`.
+        status: HTTP status of the refusal; 0 = it was never sent.
+        delivery: `invalid` = refused here; `rejected` = refused by the service; `ambiguous` = refused, but an earlier
+            attempt may have been accepted.
+        attempts: How often it was sent.
+        header: What the record means nothing without, such as the first row of a CSV file.
     """
 
     start_offset: int
@@ -88,6 +99,11 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     message: str
     raw: bytes
     event_id: str = ""
+    consumer_id: str = ""
+    status: int = 0
+    delivery: DeliveryClass = "invalid"
+    attempts: int = 0
+    header: bytes = b""
 
 
 class Span(Struct, eq=False, kw_only=True):
@@ -145,7 +161,7 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
 
 
 class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
-    """How far one stream is settled, with what became of the records since the last checkpoint."""
+    """How far one stream is settled, with what became of the records since the last checkpoint, at `start_offset`."""
 
     stream: Stream
     end_offset: int
@@ -154,6 +170,7 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     accepted: int
     duplicates: int
     rejections: list[Rejection]
+    start_offset: int = 0
 
 
 class Totals(Struct, kw_only=True):

@@ -131,7 +131,7 @@ def _flatten(path: tuple[str, ...], entry: Written, known: Mapping[str, Leaf]) -
         for name, value in table.items():
             yield from _flatten((*path, name), entry._replace(value=value), known)
     elif len(path) > 1 and (owner := known.get(".".join(path[:-1]))) and owner.is_table:
-        yield owner.key, entry._replace(value={path[-1]: entry.value})
+        yield owner.key, entry._replace(value={path[-1]: _parsed(entry, owner).value})
     else:
         raise ConfigError(f"there is no such key{_suggestion(path, known)}", key=key, source=entry.source)
 

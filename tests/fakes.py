@@ -7,8 +7,15 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
+from shipper.config import RecordsSettings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
+
+
+def strict_records(dedupe_window: int = 0) -> RecordsSettings:
+    """Settings by which a record is sent as it came or not at all."""
+    return RecordsSettings(mode="strict", unknown_fields="reject", dedupe_window=dedupe_window)
+
 
 OK = Answer(status=202, content_type="application/json", retry_after="", body=b"{}")
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Final, NoReturn
 
 import typer
 
 from shipper import __version__
 from shipper.cli import config as config_commands
+from shipper.cli import dead_letters
 from shipper.cli.common import reader_may_leave, say
 from shipper.cli.demo import demo
 from shipper.cli.report import report
@@ -33,15 +34,31 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 config_app = typer.Typer(name="config", help="Write and look at settings.", no_args_is_help=True, rich_markup_mode=None)
+dead_letters_app = typer.Typer(
+    name="dead-letters",
+    help="Look at the records that were refused, send them once more, or delete them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (demo, run, pipe, backfill, validate, report, sandbox, sample)
 _CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)
+_DEAD_LETTERS_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
+    "list": dead_letters.show_list,
+    "show": dead_letters.show,
+    "export": dead_letters.export,
+    "replay": dead_letters.replay,
+    "purge": dead_letters.purge,
+}
 
 for command in _COMMANDS:
     app.command()(command)
 for command in _CONFIG_COMMANDS:
     config_app.command()(command)
+for name, command in _DEAD_LETTERS_COMMANDS.items():
+    dead_letters_app.command(name)(command)
 app.add_typer(config_app)
+app.add_typer(dead_letters_app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -101,7 +101,7 @@ def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.state.store import Store
 
     with locked_directory(settings.state.directory) as directory:
-        store = Store(directory)
+        store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
         try:
             ids = itertools.count(store.youngest_stream_id() + 1)
             source = FilesOnce(

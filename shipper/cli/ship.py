@@ -71,7 +71,7 @@ def run(
             max_open=_descriptors_for_files(),
         )
 
-    _ship(settings, source, is_one_shot=False, form="text")
+    raise typer.Exit(ship(settings, source, is_one_shot=False, form="text"))
 
 
 def pipe(
@@ -89,10 +89,16 @@ def pipe(
 
     Example: producer | shipper pipe --summary json
     """
-    form = _checked_form(summary)
+    form = checked_form(summary)
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
     settings = prepare(config, overrides, log_level, log_format, needs="intake")
+    if settings.input.format not in {"auto", "ndjson"}:
+        raise ConfigError(
+            f"{settings.input.format!r} is not for standard input, which is read line by line; "
+            "write it to a file and use `shipper backfill`",
+            key="input.format",
+        )
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
         from shipper.sources.spool import Spool
@@ -110,7 +116,7 @@ def pipe(
             fsync_interval_s=settings.spool.fsync_interval_seconds,
         )
 
-    _ship(settings, source, is_one_shot=True, form=form)
+    raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
 
 
 def backfill(
@@ -126,7 +132,7 @@ def backfill(
 
     Example: shipper backfill 'exports/*.ndjson' --summary json
     """
-    form = _checked_form(summary)
+    form = checked_form(summary)
     settings = prepare(config, overrides, log_level, log_format, needs="intake")
     files = named_files(paths, settings)
 
@@ -135,7 +141,7 @@ def backfill(
 
         return FilesOnce(files, _book(settings, store, next_stream_id))
 
-    _ship(settings, source, is_one_shot=True, form=form)
+    raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
@@ -173,24 +179,40 @@ def _descriptors_for_files() -> int:
 
 def _book(settings: Settings, store: Store, next_stream_id: Callable[[], int]) -> StreamBook:
     from shipper.sources.files import StreamBook
+    from shipper.sources.reader import InputForm
 
-    return StreamBook(store.streams("file"), next_stream_id, max_record_bytes=settings.input.max_record_bytes)
+    return StreamBook(
+        store.streams("file"),
+        next_stream_id,
+        max_record_bytes=settings.input.max_record_bytes,
+        form=InputForm(settings.input.format, settings.input.csv_delimiter),
+    )
 
 
-def _checked_form(form: str) -> Literal["text", "json"]:
+def checked_form(form: str) -> Literal["text", "json"]:
+    """Check a value of `--summary`."""
     if form not in {"text", "json"}:
         raise typer.BadParameter(f"{form!r} is not a form of summary; there are: text, json")
     return "json" if form == "json" else "text"
 
 
-def _ship(
+def ship(
     settings: Settings,
     make_source: Callable[[Store, Callable[[], int]], Source],
     *,
     is_one_shot: bool,
     form: Literal["text", "json"],
-) -> None:
-    """Run a pipeline in the state directory, print the summary, and exit with its code."""
+) -> int:
+    """
+    Run a pipeline in the state directory and print the summary.
+
+    Args:
+        make_source: Gets the store and what gives ids of streams.
+    Returns:
+        The exit code.
+    Raises:
+        StateInUseError: Another process holds the directory.
+    """
     import anyio
 
     from shipper.pipeline import Pipeline
@@ -200,11 +222,11 @@ def _ship(
     from shipper.state.store import Store
 
     with locked_directory(settings.state.directory) as directory:
-        store = Store(directory)
+        store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
         youngest = max(store.youngest_stream_id(), youngest_segment_id(directory / "spool"))
         source = make_source(store, itertools.count(youngest + 1).__next__)
 
-        async def ship() -> tuple[Summary, dict[str, int]]:
+        async def run_pipeline() -> tuple[Summary, dict[str, int]]:
             pipeline = Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=time.time, rng=Random())
             signals = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             async with anyio.create_task_group() as side:
@@ -215,11 +237,11 @@ def _ship(
             return summary, pipeline.dead_letter_reasons
 
         try:
-            summary, reasons = run_async(ship)
+            summary, reasons = run_async(run_pipeline)
         finally:
             store.close()
     _print_summary(summary, reasons, settings.state.directory, form)
-    raise typer.Exit(summary.exit_code(is_one_shot=is_one_shot))
+    return summary.exit_code(is_one_shot=is_one_shot)
 
 
 async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
@@ -265,7 +287,10 @@ def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
-        parts.append(f"{summary.dead_lettered:,} refused and kept as dead letters in {state}/state.db: {by_rule}")
+        parts.append(
+            f"{summary.dead_lettered:,} refused and kept as dead letters in {state}/state.db: {by_rule}; "
+            "look at them with: shipper dead-letters list"
+        )
     if summary.duplicates:
         parts.append(f"{summary.duplicates:,} skipped: their EventId had just been read")
     if summary.pending:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, reader_may_leave
 from shipper.cli.ship import named_files
-from shipper.config import Settings
+from shipper.config import InputSettings, Settings
 
 if TYPE_CHECKING:
-    from shipper.records import Chunk
+    from shipper.records import Chunk, Rejection
 
 _PIECE_LINES = 1000
 _EXAMPLES_PER_RULE = 5
+_NAMES_SHOWN = 20
+_SHAPE_CHARACTERS = 60
 
 
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...|-", help="Files, globs or folders; - for stdin.")],
+    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text or json.")] = "text",
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -33,11 +37,14 @@ def validate(
     """
     Check records as the pipeline would, without sending anything.
 
-    Prints how many records break which rule, and the first of each with file, line and byte offset. Exits with 3 if
-    any record fails.
+    Prints how many records break which rule, and the first of each with file, line, byte offset and the form of the
+    value, never the value itself; what normalisation changed; which unknown fields there are. Exits with 3 if any
+    record fails.
 
     Example: shipper validate exports/*.ndjson
     """
+    if form not in {"text", "json"}:
+        raise typer.BadParameter(f"{form!r} is no format; there are: text, json", param_hint="--format")
     settings = prepare(config, overrides, log_level, log_format)
     check = _Check(settings)
     for path in paths:
@@ -45,9 +52,46 @@ def validate(
             check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings.input.max_record_bytes))
         else:
             for file in named_files([path], settings):
-                check.add(str(file), _chunks_of_file(file, settings.input.max_record_bytes))
-    print(check.in_words())
-    raise typer.Exit(3 if check.failed else 0)
+                check.add(str(file), _chunks_of_file(file, settings.input))
+    with reader_may_leave():
+        print(msgspec.json.encode(check.findings).decode() if form == "json" else check.in_words(), flush=True)
+    raise typer.Exit(3 if check.findings.failed else 0)
+
+
+class Example(msgspec.Struct):
+    """
+    A record that breaks a rule.
+
+    Attributes:
+        field: The field at fault; empty if it is the whole record.
+        shape: The form of its value: letters are `a` and `A`, digits `9`.
+    """
+
+    file: str
+    line: int
+    offset: int
+    field: str
+    shape: str
+    message: str
+
+
+class BrokenRule(msgspec.Struct):
+    """How many records break a rule, and the first of them."""
+
+    count: int = 0
+    examples: list[Example] = []
+
+
+class Findings(msgspec.Struct):
+    """What was found in all inputs; `records == good + duplicates + failed`."""
+
+    records: int = 0
+    good: int = 0
+    duplicates: int = 0
+    failed: int = 0
+    rules: dict[str, BrokenRule] = {}
+    normalized: dict[str, int] = {}
+    unknown_fields: dict[str, int] = {}
 
 
 class _Check:
@@ -56,22 +100,15 @@ class _Check:
     def __init__(self, settings: Settings) -> None:
         from shipper.codec import Codec, latest_timestamp
 
-        self._codec = Codec(
-            max_record_bytes=settings.input.max_record_bytes, dedupe_window=settings.records.dedupe_window
-        )
+        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
-        self._examples: dict[str, list[str]] = {}
-        self._by_rule: Counter[str] = Counter()
-        self._records = 0
-        self._duplicates = 0
-
-    @property
-    def failed(self) -> int:
-        return self._by_rule.total()
+        self._unknown_fields = settings.records.unknown_fields
+        self.findings = Findings()
 
     def add(self, name: str, chunks: Iterator[Chunk]) -> None:
         """Check one input; `name` stands in front of its findings."""
+        found = self.findings
         lines_before = 0
         for chunk in chunks:
             offset = chunk.start_offset
@@ -82,36 +119,88 @@ class _Check:
                 assert encoded is not None, "a record alone always fits"
                 span = encoded.span
                 offset = span.end_offset
-                self._records += span.records
-                self._duplicates += span.duplicates
+                found.records += span.records
+                found.duplicates += span.duplicates
+                found.failed += len(span.rejections)
                 for rejection in span.rejections:
-                    self._by_rule[rejection.rule] += 1
-                    examples = self._examples.setdefault(rejection.rule, [])
-                    if len(examples) < _EXAMPLES_PER_RULE:
+                    broken = found.rules.setdefault(rejection.rule, BrokenRule())
+                    broken.count += 1
+                    if len(broken.examples) < _EXAMPLES_PER_RULE:
                         within = rejection.start_offset - chunk.start_offset
                         line = lines_before + chunk.data.count(b"\n", 0, within) + 1
-                        examples.append(f"{name}:{line}: {rejection.message} (byte {rejection.start_offset})")
+                        broken.examples.append(self._example(name, line, rejection, chunk))
             lines_before += chunk.data.count(b"\n") or 1
+        found.good = found.records - found.failed - found.duplicates
+        found.normalized = _counted(self._codec.changes.normalized)
+        found.unknown_fields = _counted(self._codec.changes.unknown)
+
+    def _example(self, name: str, line: int, rejection: Rejection, chunk: Chunk) -> Example:
+        from shipper.codec import FIELD_RULES
+
+        field = next((field for field, rule in FIELD_RULES.items() if rule == rejection.rule), "")
+        document = self._codec.document_of(rejection.raw, chunk.stream.framing) if field else {}
+        return Example(
+            file=name,
+            line=line,
+            offset=rejection.start_offset,
+            field=field,
+            shape=shape_of(document[field]) if field in document else "absent" if field else "",
+            message=rejection.message,
+        )
 
     def in_words(self) -> str:
         """Write the findings for a person."""
-        parts = [f"{self._records:,} records: {self._records - self.failed - self._duplicates:,} good"]
-        if self._duplicates:
-            parts[0] += f", {self._duplicates:,} repeat an EventId"
-        if self.failed:
-            parts[0] += f", {self.failed:,} break a rule"
-        for rule, count in self._by_rule.most_common():
-            parts.append(f"\n{rule}: {count:,}")
-            parts += [f"  {example}" for example in self._examples[rule]]
-            if count > _EXAMPLES_PER_RULE:
-                parts.append(f"  ... and {count - _EXAMPLES_PER_RULE:,} more")
+        found = self.findings
+        parts = [f"{found.records:,} records: {found.good:,} good"]
+        if found.duplicates:
+            parts[0] += f", {found.duplicates:,} repeat an EventId"
+        if found.failed:
+            parts[0] += f", {found.failed:,} break a rule"
+        if found.normalized:
+            parts.append(f"normalized: {_listed(found.normalized)}")
+        if found.unknown_fields:
+            parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
+        for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
+            parts.append(f"\n{rule}: {broken.count:,}")
+            parts += [_in_words(example) for example in broken.examples]
+            if broken.count > len(broken.examples):
+                parts.append(f"  ... and {broken.count - len(broken.examples):,} more")
         return "\n".join(parts)
 
 
-def _chunks_of_file(path: Path, max_record_bytes: int) -> Iterator[Chunk]:
-    from shipper.sources.files import StreamBook
+def shape_of(value: object) -> str:
+    """Tell the form of a value and not the value: `aaaa_99`, `9-digit number`."""
+    if isinstance(value, bool) or value is None:
+        return "null" if value is None else "true or false"
+    if isinstance(value, str):
+        shape = re.sub(r"\d", "9", re.sub(r"[^\W\d_]", lambda letter: "A" if letter[0].isupper() else "a", value))
+        return repr(shape if len(shape) <= _SHAPE_CHARACTERS else f"{shape[:_SHAPE_CHARACTERS]}...")
+    if isinstance(value, int):
+        return f"{len(str(abs(value)))}-digit number" if abs(value) < 10**100 else "number of many digits"
+    kinds: dict[type, str] = {float: "number with a fraction", list: "array", dict: "object"}
+    return kinds.get(type(value), type(value).__name__)
 
-    reader = StreamBook((), lambda: 1, max_record_bytes=max_record_bytes).open(path)
+
+def _in_words(example: Example) -> str:
+    shape = f"; it is {example.shape}" if example.shape else ""
+    return f"  {example.file}:{example.line}: {example.message}{shape} (byte {example.offset})"
+
+
+def _counted(counts: Mapping[str, int]) -> dict[str, int]:
+    return {name: count for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])) if count}
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
+    return ", ".join([*shown, "..."] if len(counts) > _NAMES_SHOWN else shown)
+
+
+def _chunks_of_file(path: Path, settings: InputSettings) -> Iterator[Chunk]:
+    from shipper.sources.files import StreamBook
+    from shipper.sources.reader import InputForm
+
+    form = InputForm(settings.format, settings.csv_delimiter)
+    reader = StreamBook((), lambda: 1, max_record_bytes=settings.max_record_bytes, form=form).open(path)
     try:
         while chunk := reader.read(is_final=True):
             yield chunk

@@ -1,57 +1,54 @@
 """
-The codec: takes chunks apart into pieces that fit a batch, validates each piece, and names what is refused.
+The codec: takes chunks apart into pieces that fit a batch, brings records into the wire form, and has them judged.
 
-The fast path decodes a whole piece in one call. It writes `,null,` behind each line and decodes the lot as one JSON
-array of events and nulls. A null cannot stand inside an object, and the newline is kept, so it cannot stand inside a
-string: an object over two lines fails, and two objects on one line give a wrong count. So each line is proven to be
-one event by itself, and any lines may be joined by commas into a body.
-
-Only a piece that fails is sorted out: blank lines are dropped, and what is left is halved until the bad lines stand
-alone. Both paths ask the same decoder and the same column checks, so that they give one verdict by construction.
+A piece of lines is first judged as it stands, all lines at once. Only if that fails it is sorted out: blank lines are
+dropped, the others are rewritten as far as the settings allow, all at once and column by column, and what still fails
+is halved until the bad lines stand alone. Records that are no lines are always sorted out.
 """
 
 from __future__ import annotations
 
-import re
+from codecs import BOM_UTF8
 from collections.abc import Callable
+from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-import msgspec
+from msgspec.structs import replace
 
 from shipper.codec.dedupe import DedupeWindow
-from shipper.codec.rules import FIELD_RULES, MESSAGES, are_btags, are_event_ids, are_ips, are_timestamps
-from shipper.records import Chunk, EncodedChunk, Rejection, Span
-from shipper.wire import ActivityEvent
+from shipper.codec.judge import SEPARATOR, Columns, Judge, Records
+from shipper.codec.rewrite import Changes, Rewriter, document_in
+from shipper.codec.rows import Unreadable, read_rows
+from shipper.codec.rules import MESSAGES
+from shipper.config import RecordsSettings
+from shipper.framing import LINES, CsvRows, Framing
+from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
 
 MARKER_BYTES: Final = 64
-_BOM: Final = b"\xef\xbb\xbf"
-_BLANKS: Final = b" \t\r\0"
-_SEPARATOR: Final = b",null,\n"
-_FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
-_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.{0,64})", re.DOTALL)
-_EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-_event_id = attrgetter("EventId")
-_ip = attrgetter("IP")
-_timestamp = attrgetter("Timestamp")
-_btag = attrgetter("BTag")
-_consumer_id = attrgetter("ConsumerID")
+_BLANKS: Final = b" \t\r\n\0"
 
 
-class _Record(NamedTuple):
-    """A line that is not blank; `offset` in the stream, `line` without newline and leading NULs."""
+class _Piece(NamedTuple):
+    """
+    Some records of a chunk, judged.
 
-    offset: int
-    line: bytes
+    Attributes:
+        end: Where it ends in the chunk's data.
+        lines: The good ones as they are to be sent, joined by newlines.
+        offsets: Where the good ones lie in the stream; of lines that are all good, the first alone.
+    """
 
+    end: int
+    lines: bytes
+    columns: Columns
+    offsets: list[int]
+    rejections: list[Rejection]
+    changes: Changes
 
-class _Columns(NamedTuple):
-    """What the later stages need of validated events, one value per line."""
-
-    event_ids: list[str]
-    consumer_ids: list[int]
+    @property
+    def records(self) -> int:
+        return len(self.columns.event_ids) + len(self.rejections)
 
 
 class Codec:
@@ -59,23 +56,29 @@ class Codec:
     Validates chunks for one pipeline.
 
     Args:
+        records: What a valid record is, and what is done to make one.
         max_record_bytes: Longest line, without its newline, that is a record.
         dedupe_window: EventIds to remember; a repeated one is a duplicate. 0 = none.
-        on_duplicate: Told the EventId and the stream's path of each duplicate.
+        on_duplicate: Told the EventId, the stream and the offset of each duplicate.
+
+    Attributes:
+        changes: What was done to records to bring them into the wire form.
     """
 
     def __init__(
         self,
+        records: RecordsSettings,
         *,
         max_record_bytes: int,
-        dedupe_window: int,
-        on_duplicate: Callable[[str, str], None] | None = None,
+        on_duplicate: Callable[[str, Stream, int], None] | None = None,
     ) -> None:
         self._max_record_bytes = max_record_bytes
-        self._window = DedupeWindow(dedupe_window)
+        self._window = DedupeWindow(records.dedupe_window)
         self._on_duplicate = on_duplicate
-        self._decode_array = msgspec.json.Decoder(list[ActivityEvent | None]).decode
-        self._decode_line = msgspec.json.Decoder(ActivityEvent).decode
+        self._rewriter = Rewriter(records)
+        self._expects_rewriting = self._rewriter.is_mapping
+        self.changes = Changes()
+        self._judge = Judge(records)
         self._mean_line_bytes = 350.0
 
     def encode(
@@ -90,39 +93,52 @@ class Codec:
             room_bytes: Most bytes to take, newlines included.
             latest: Last instant that a Timestamp may name, `YYYY-MM-DDThh:mm:ssZ`.
         Returns:
-            The piece that starts at `offset`, at least one line; None if not one line fits into the room.
+            The piece that starts at `offset`, at least one line; None if not one line fits into the room, which
+            does not happen while that is as much as the longest record.
         """
         if chunk.is_oversized:
             return self._refuse_oversized(chunk)
-        data = chunk.data
         start = offset - chunk.start_offset
-        if offset == 0 and data.startswith(_BOM):
-            start = len(_BOM)
-        end, count, array = self._cut(data, start, room_events, room_bytes)
-        if end == start and end < len(data):
+        if chunk.stream.framing is LINES:
+            piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
+        else:
+            piece = self._take_frames(chunk, start, room_events, latest)
+        if piece is None:
             return None
-        has_newline = data.endswith(b"\n", start, end)
-        lines = data[start : end - 1] if has_newline else data[start:end]
-        rejections: list[Rejection] = []
-        columns = None
-        if count and (len(lines) <= self._max_record_bytes or not self._may_have_long_line(lines)):
-            columns = self._validate(array, count, latest)
-        if columns is None:
-            lines, columns, rejections = self._sort_out(lines, chunk.start_offset + start, latest)
-        records = len(columns.event_ids) + len(rejections)
+        if len(piece.lines) > room_bytes:  # rewriting made them longer
+            if piece.records == 1:
+                return None
+            fewer = max(1, piece.records // 2)
+            return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
+        return self._finished(chunk, offset, piece)
+
+    def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
+        """Show a record as the rules see it, as far as it can be read at all."""
+        changes = Changes()
+        if isinstance(framing, CsvRows):
+            (row,) = read_rows([raw], framing)
+            lines = [] if isinstance(row, Unreadable) else self._rewriter.write([row], changes)
+        else:
+            lines = self._rewriter.rewrite([raw.replace(b"\n", b" ")], changes)
+        return document_in(lines[0]) if lines else {}
+
+    def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
+        """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
+        self.changes.add(piece.changes)
+        lines, columns = piece.lines, piece.columns
         if not self._window.admit(columns.event_ids):
-            lines, columns = self._without_duplicates(lines, columns, chunk.stream.path)
+            lines, columns = self._without_duplicates(piece, chunk.stream)
             self._window.admit(columns.event_ids)
         events = len(columns.event_ids)
         span = Span(
             stream=chunk.stream,
             start_offset=offset,
-            end_offset=chunk.start_offset + end,
-            tail=data[max(0, end - MARKER_BYTES) : end],
-            records=records,
+            end_offset=chunk.start_offset + piece.end,
+            tail=chunk.data[max(0, piece.end - MARKER_BYTES) : piece.end],
+            records=piece.records,
             unsettled=events,
-            duplicates=records - events - len(rejections),
-            rejections=rejections,
+            duplicates=piece.records - events - len(piece.rejections),
+            rejections=piece.rejections,
         )
         return EncodedChunk(
             span=span,
@@ -131,6 +147,100 @@ class Codec:
             consumer_ids=columns.consumer_ids,
             has_distinct_event_ids=self._window.is_on,
         )
+
+    def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
+        """Judge the next lines, all at once if they are good; None if not one of them fits."""
+        data = chunk.data
+        if chunk.start_offset + start == 0 and data.startswith(BOM_UTF8):
+            start = len(BOM_UTF8)
+        end, count, array = self._cut(data, start, room_events, room_bytes)
+        if end == start and end < len(data):
+            return None
+        lines = data[start : end - 1] if data.endswith(b"\n", start, end) else data[start:end]
+        if (
+            count
+            and not self._expects_rewriting
+            and (len(lines) <= self._max_record_bytes or not self._may_have_long_line(lines))
+        ):
+            columns = self._judge.validate(array, count, latest)
+            if columns is not None:
+                return _Piece(end, lines, columns, [chunk.start_offset + start], [], Changes())
+        raws = lines.split(b"\n")
+        return self._sorted_out(raws, _line_offsets(raws, chunk.start_offset + start), end, latest)
+
+    def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
+        """Judge the next records of an input in which a record is not a line."""
+        data, framing = chunk.data, chunk.stream.framing
+        if isinstance(framing, CsvRows) and chunk.start_offset + start == 0:
+            start = len(framing.header)
+        raws: list[bytes] = []
+        starts: list[int] = []
+        end = start
+        for frame in framing.frames(data, start):
+            if len(raws) == room_events:
+                break
+            raws.append(data[frame.start : frame.end])
+            starts.append(chunk.start_offset + frame.start)
+            end = frame.cut
+        else:
+            end = len(data)
+        return self._sorted_out(raws, starts, end, latest, framing if isinstance(framing, CsvRows) else None)
+
+    def _sorted_out(
+        self, raws: list[bytes], offsets: list[int], end: int, latest: str, csv: CsvRows | None = None
+    ) -> _Piece:
+        """Bring records into the wire form and part the good ones from the bad ones; `end` is where they end."""
+        rejections: list[Rejection] = []
+        records = self._without_blanks(raws, offsets, rejections)
+        changes = Changes()
+        if records.raws and csv is not None:
+            records = self._read_rows(records, csv, changes, rejections)
+        elif records.raws and self._rewriter.is_needed:
+            wires = self._rewriter.rewrite(records.wires, changes)
+            self._expects_rewriting = self._rewriter.is_mapping or wires != records.wires
+            records = self._fitting(records._replace(wires=wires), rejections)
+        good = self._judge.part(records, latest, rejections)
+        rejections.sort(key=attrgetter("start_offset"))
+        if csv is not None:
+            rejections = [replace(rejection, header=csv.header) for rejection in rejections]
+        return _Piece(end, good.lines, good.columns, good.offsets, rejections, changes)
+
+    def _without_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
+        """Leave out what is no record, and what is too long for one."""
+        if {raw[:1] for raw in raws} != {b"{"}:
+            # A hole in a sparse file reads as NULs in front of the first line behind it.
+            bare = [raw.lstrip(b"\0") for raw in raws]
+            offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, bare, strict=True)]
+            kept = [index for index, line in enumerate(bare) if line.strip(_BLANKS)]
+            raws, offsets = [bare[index] for index in kept], [offsets[index] for index in kept]
+        # Elements of an array may be written over several lines; in JSON, that newline is but a blank.
+        wires = [raw.replace(b"\n", b" ") for raw in raws] if any(b"\n" in raw for raw in raws) else raws
+        return self._fitting(Records(offsets, raws, wires), rejections)
+
+    def _fitting(self, records: Records, rejections: list[Rejection]) -> Records:
+        """Refuse the records that are too long, as they came or as they would be sent."""
+        if max(map(len, chain(records.raws, records.wires)), default=0) <= self._max_record_bytes:
+            return records
+        fitting = []
+        for index, forms in enumerate(zip(records.raws, records.wires, strict=True)):
+            if max(map(len, forms)) > self._max_record_bytes:
+                rejections.append(records.refused(index, "oversized"))
+            else:
+                fitting.append(index)
+        return records.only(fitting)
+
+    def _read_rows(self, records: Records, csv: CsvRows, changes: Changes, rejections: list[Rejection]) -> Records:
+        """Make JSON of rows; those that cannot be read are added to `rejections`."""
+        readable: list[int] = []
+        documents: list[dict[str, str]] = []
+        for index, row in enumerate(read_rows(records.raws, csv)):
+            if isinstance(row, Unreadable):
+                rejections.append(records.refused(index, *row))
+            else:
+                readable.append(index)
+                documents.append(row)
+        wires = self._rewriter.write(documents, changes) if documents else []
+        return self._fitting(records.only(readable)._replace(wires=wires), rejections)
 
     def _cut(self, data: bytes, start: int, room_events: int, room_bytes: int) -> tuple[int, int, bytes]:
         """
@@ -147,8 +257,8 @@ class Codec:
         limit = min(len(data), start + room_bytes + 1)  # the last newline of a piece does not come into a body
         guess = min(limit, start + int(self._mean_line_bytes * room_events * 0.98))
         end = max(start, data.rfind(b"\n", start, guess) + 1)
-        guessed = data[start:end].replace(b"\n", _SEPARATOR)
-        count = (len(guessed) - (end - start)) // (len(_SEPARATOR) - 1)
+        guessed = data[start:end].replace(b"\n", SEPARATOR)
+        count = (len(guessed) - (end - start)) // (len(SEPARATOR) - 1)
         if count > room_events:
             end, guessed, count = start, b"", 0
         walked = end
@@ -158,9 +268,9 @@ class Codec:
                 break
             walked = newline + 1
             count += 1
-        rest = data[end:walked].replace(b"\n", _SEPARATOR)
+        rest = data[end:walked].replace(b"\n", SEPARATOR)
         if walked < len(data) <= start + room_bytes and count < room_events and data.find(b"\n", walked) < 0:
-            rest += data[walked:] + _SEPARATOR  # the last line of an input that has ended
+            rest += data[walked:] + SEPARATOR  # the last line of an input that has ended
             walked = len(data)
             count += 1
         if not count:
@@ -182,103 +292,17 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _validate(self, array: bytes, count: int, latest: str) -> _Columns | None:
-        """
-        Check the array made of `count` lines; None if anything at all is wrong with any of them.
-
-        Each line gives at least one item, each separator one null, and one null ends the array. So exactly
-        `2 * count + 1` items means exactly one item a line.
-        """
-        try:
-            items = self._decode_array(array)
-            events = items[:-1:2]
-            event_ids = list(map(_event_id, events))
-            ips = list(map(_ip, events))
-        except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
-            return None
-        if (
-            len(items) != 2 * count + 1
-            or not are_event_ids(event_ids)
-            or not are_ips(ips)
-            or not are_timestamps(list(map(_timestamp, events)), latest)
-            or not are_btags(list(map(_btag, events)))
-        ):
-            return None
-        return _Columns(event_ids, list(map(_consumer_id, events)))
-
-    def _sort_out(self, text: bytes, offset: int, latest: str) -> tuple[bytes, _Columns, list[Rejection]]:
-        """Part the good lines of a piece from the bad ones; `offset` is where `text` starts in the stream."""
-        records: list[_Record] = []
-        rejections: list[Rejection] = []
-        for raw in text.split(b"\n"):
-            # A hole in a sparse file reads as NULs in front of the first line behind it.
-            line = raw.lstrip(b"\0")
-            record = _Record(offset + len(raw) - len(line), line)
-            if len(line) > self._max_record_bytes and line.strip(_BLANKS):
-                rejections.append(_rejection(record, "oversized"))
-            elif line.strip(_BLANKS):
-                records.append(record)
-            offset += len(raw) + 1
-        good: list[bytes] = []
-        columns = _Columns([], [])
-        self._halve(records, latest, good, columns, rejections)
-        rejections.sort(key=attrgetter("start_offset"))
-        return b"\n".join(good), columns, rejections
-
-    def _halve(
-        self,
-        records: list[_Record],
-        latest: str,
-        good: list[bytes],
-        columns: _Columns,
-        rejections: list[Rejection],
-    ) -> None:
-        """Validate records together and, if that fails, each half by itself; the last two lists are added to."""
-        if not records:
-            return
-        lines = [record.line for record in records]
-        array = b"[" + _SEPARATOR.join(lines) + _SEPARATOR + b"null]"
-        valid = self._validate(array, len(lines), latest)
-        if valid is not None:
-            good.extend(lines)
-            columns.event_ids.extend(valid.event_ids)
-            columns.consumer_ids.extend(valid.consumer_ids)
-        elif len(records) == 1:
-            rejections.append(self._explain(records[0], latest))
-        else:
-            middle = len(records) // 2
-            self._halve(records[:middle], latest, good, columns, rejections)
-            self._halve(records[middle:], latest, good, columns, rejections)
-
-    def _explain(self, record: _Record, latest: str) -> Rejection:
-        """Find the first rule that a record breaks."""
-        try:
-            record.line.decode()
-            event = self._decode_line(record.line)
-        except UnicodeDecodeError:
-            return _rejection(record, "encoding")
-        except msgspec.ValidationError as error:
-            return _rejection(record, *_rule_of(str(error)))
-        except _DECODE_ERRORS:
-            return _rejection(record, "json")
-        if not are_event_ids([event.EventId]):
-            return _rejection(record, "event_id")
-        if not are_ips([event.IP]):
-            return _rejection(record, "ip")
-        if not are_timestamps([event.Timestamp], latest):
-            return _rejection(record, "timestamp")
-        assert not are_btags([event.BTag]), "the fast path refused a line that breaks no rule"
-        return _rejection(record, "btag")
-
-    def _without_duplicates(self, lines: bytes, columns: _Columns, path: str) -> tuple[bytes, _Columns]:
+    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns]:
         """Keep the first line of each EventId that is not in the window."""
+        lines = piece.lines.split(b"\n")
+        offsets = piece.offsets if len(piece.offsets) == len(lines) else _line_offsets(lines, piece.offsets[0])
         seen: set[str] = set()
         kept: list[bytes] = []
-        unique = _Columns([], [])
-        for line, event_id, consumer_id in zip(lines.split(b"\n"), *columns, strict=True):
+        unique = Columns([], [])
+        for line, event_id, consumer_id, offset in zip(lines, *piece.columns, offsets, strict=True):
             if event_id in seen or event_id in self._window:
                 if self._on_duplicate is not None:
-                    self._on_duplicate(event_id, path)
+                    self._on_duplicate(event_id, stream, offset)
                 continue
             seen.add(event_id)
             kept.append(line)
@@ -289,8 +313,13 @@ class Codec:
     @staticmethod
     def _refuse_oversized(chunk: Chunk) -> EncodedChunk:
         """Settle a line of which only the position is known."""
-        record = _Record(chunk.start_offset, b"")
-        rejection = _rejection(record, "oversized", end_offset=chunk.end_offset)
+        rejection = Rejection(
+            start_offset=chunk.start_offset,
+            end_offset=chunk.end_offset,
+            rule="oversized",
+            message=MESSAGES["oversized"],
+            raw=b"",
+        )
         span = Span(
             stream=chunk.stream,
             start_offset=chunk.start_offset,
@@ -303,25 +332,7 @@ class Codec:
         return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], has_distinct_event_ids=True)
 
 
-def _rule_of(message: str) -> tuple[str, str]:
-    """Translate the decoder's message into a rule and our words; the decoder's may quote a value."""
-    if found := _UNKNOWN_FIELD.search(message):
-        name = found[1].rstrip("`").encode("unicode_escape").decode()
-        return "unknown_field", f"{MESSAGES['unknown_field']}: {name}"
-    if found := _FIELD_IN_MESSAGE.search(message):
-        if found[2]:
-            return FIELD_RULES[found[2]], f"{found[2]} is missing"
-        return FIELD_RULES[found[1]], ""
-    return "json", ""
-
-
-def _rejection(record: _Record, rule: str, message: str = "", *, end_offset: int | None = None) -> Rejection:
-    event_id = _EVENT_ID.search(record.line)
-    return Rejection(
-        start_offset=record.offset,
-        end_offset=record.offset + len(record.line) if end_offset is None else end_offset,
-        rule=rule,
-        message=message or MESSAGES[rule],
-        raw=record.line,
-        event_id=event_id[1].decode() if event_id else "",
-    )
+def _line_offsets(lines: list[bytes], first: int) -> list[int]:
+    """Tell where lines begin, each behind the newline of the one before."""
+    ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
+    return list(ends)[:-1]

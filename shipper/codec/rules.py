@@ -9,11 +9,14 @@ column costs a tenth of a call per record.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Final
+from operator import attrgetter
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast, get_type_hints
 
 import msgspec
+
+from shipper.wire import ActivityEvent
 
 # Field -> rule id. Where dead letters, metrics and `shipper validate` speak of a rule, they use the id.
 FIELD_RULES: Final = {
@@ -35,6 +38,7 @@ FIELD_RULES: Final = {
 MESSAGES: Final = {
     "json": "the line is not one JSON object",
     "encoding": "the line is not UTF-8",
+    "csv": "the row is not CSV with as many values as the header",
     "oversized": "the line is longer than input.max_record_bytes",
     "unknown_field": "the object has a field that the wire form does not have",
     "event_id": "EventId must be a UUID in its canonical form: 8-4-4-4-12 lower-case hexadecimal digits",
@@ -112,6 +116,54 @@ def are_btags(column: Sequence[str]) -> bool:
     """Tell whether each value is `<digits>_<32 hexadecimal digits>`; the case is the producer's."""
     joined = "\n".join(column) + "\n"
     return _BTAGS.fullmatch(joined) is not None and joined.count("\n") == len(column)
+
+
+class ColumnCheck(NamedTuple):
+    """How a field is checked beyond its type: the rule, the field's values of events, and the test of a column."""
+
+    rule: str
+    values_of: Callable[[Any], Any]
+    is_good: Callable[[Sequence[str], str], bool]  # with the last instant allowed
+
+
+def column_checks(relaxed: Collection[str]) -> list[ColumnCheck]:
+    """List the checks of the fields whose rule is not relaxed."""
+    tests: dict[str, Callable[[Sequence[str], str], bool]] = {
+        "EventId": lambda column, _: are_event_ids(column),
+        "IP": lambda column, _: are_ips(column),
+        "Timestamp": are_timestamps,
+        "BTag": lambda column, _: are_btags(column),
+    }
+    return [
+        ColumnCheck(FIELD_RULES[field], attrgetter(field), test)
+        for field, test in tests.items()
+        if FIELD_RULES[field] not in relaxed
+    ]
+
+
+def event_type(*, relaxed: Collection[str], statuses: Collection[str], keeps_unknown: bool) -> type[ActivityEvent]:
+    """
+    Make the type by which events are decoded: `ActivityEvent`, or a likeness of it.
+
+    Args:
+        relaxed: Rules that are reduced to the plain type of the field.
+        statuses: The only values of ConsumerStatus; empty for any.
+        keeps_unknown: Whether an event may have more fields.
+    """
+    if not relaxed and not statuses and not keeps_unknown:
+        return ActivityEvent
+    strict = get_type_hints(ActivityEvent, include_extras=True)
+    types = {field: _plain_type(field) if rule in relaxed else strict[field] for field, rule in FIELD_RULES.items()}
+    if statuses:
+        types["ConsumerStatus"] = Literal[tuple(statuses)]
+    made = msgspec.defstruct(
+        "RelaxedEvent", list(types.items()), frozen=True, gc=False, forbid_unknown_fields=not keeps_unknown
+    )
+    return cast(type[ActivityEvent], made)
+
+
+def _plain_type(field: str) -> type:
+    return int if field in {"ConsumerID", "BrandID"} else str
 
 
 def latest_timestamp(now_s: float, max_future_seconds: float) -> str:

@@ -17,7 +17,7 @@ from anyio.to_thread import run_sync
 
 from shipper.errors import SourceError
 from shipper.records import Chunk, Stream
-from shipper.sources.reader import StreamReader, is_same
+from shipper.sources.reader import NDJSON, InputForm, StreamReader, is_same
 
 log = structlog.get_logger("sources")
 
@@ -54,10 +54,19 @@ class StreamBook:
         known: The file streams of the state store, older ones first.
         next_stream_id: Gives an id that was never given.
         max_record_bytes: The longest line that is a record.
+        form: How records lie in the files.
     """
 
-    def __init__(self, known: Iterable[Stream], next_stream_id: Callable[[], int], *, max_record_bytes: int) -> None:
+    def __init__(
+        self,
+        known: Iterable[Stream],
+        next_stream_id: Callable[[], int],
+        *,
+        max_record_bytes: int,
+        form: InputForm = NDJSON,
+    ) -> None:
         self._max_record_bytes = max_record_bytes
+        self._form = form
         self._by_inode = {(stream.device, stream.inode): stream for stream in known}
         self._next_stream_id = next_stream_id
 
@@ -109,7 +118,7 @@ class StreamBook:
         except BaseException:
             os.close(descriptor)
             raise
-        return StreamReader(descriptor, stream, path, max_record_bytes=self._max_record_bytes)
+        return StreamReader(descriptor, stream, path, max_record_bytes=self._max_record_bytes, form=self._form)
 
 
 class FilesOnce:
@@ -146,6 +155,9 @@ class FilesOnce:
                 while chunk := await run_sync(read_on):
                     await chunks_tx.send(chunk)
                     self.done_bytes += chunk.end_offset - chunk.start_offset
+            except SourceError as error:
+                log.error("source_unreadable", path=shown(path), error=str(error))
+                self.unreadable += 1
             finally:
                 reader.close()
         self.is_exhausted = not self.unreadable
@@ -365,6 +377,10 @@ class FilesFollowed:
             except OSError as error:
                 log.warning("source_unreadable", path=shown(reader.path), error=str(error))
                 file.size = -1
+                continue
+            except SourceError as error:
+                log.error("source_unreadable", path=shown(reader.path), error=str(error))
+                file.has_more = False  # until it changes
                 continue
             file.has_more = chunk is not None and reader.offset < file.size
             if chunk is not None:

@@ -4,13 +4,43 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, NamedTuple
 
+from shipper.errors import SourceError
+from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
 from shipper.records import Chunk, Stream, digest
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
 TAIL_BYTES: Final = 64
+
+
+class InputForm(NamedTuple):
+    """
+    How records lie in the inputs, as far as it is known beforehand.
+
+    Attributes:
+        format: `auto` = each input tells by its first bytes.
+        csv_delimiter: Empty = the header tells.
+    """
+
+    format: Format | Literal["auto"] = "ndjson"
+    csv_delimiter: str = ""
+
+    def framing_of(self, head: bytes, *, is_whole: bool) -> Framing | None:
+        """Tell the framing of an input by its first bytes; None as long as there are too few of them."""
+        match sniff(head, is_whole=is_whole) if self.format == "auto" else self.format:
+            case "ndjson":
+                return LINES
+            case "batch":
+                return BatchElements()
+            case "csv":
+                return csv_rows(head, is_whole=is_whole, delimiter=self.csv_delimiter)
+            case None:
+                return None
+
+
+NDJSON: Final = InputForm()
 
 
 def is_same(descriptor: int, known: Stream) -> bool:
@@ -36,11 +66,17 @@ class StreamReader:
     Args:
         descriptor: Open for reading; owned and closed by the reader.
         path: Where the input is; for people.
+        form: How its records lie in it.
         max_record_bytes: The longest line that has to be read as a whole; of a longer one only the end is looked for.
     """
 
-    def __init__(self, descriptor: int, stream: Stream, path: Path, *, max_record_bytes: int) -> None:
+    def __init__(
+        self, descriptor: int, stream: Stream, path: Path, *, max_record_bytes: int, form: InputForm = NDJSON
+    ) -> None:
         self._descriptor = descriptor
+        self._form = form
+        self._is_framed = form.format == "ndjson"
+        self._max_record_bytes = max_record_bytes
         self._max_line_bytes = max_record_bytes + 1
         self._scanned = 0  # how far a line that is too long has been searched for its end
         self.stream = stream
@@ -60,6 +96,7 @@ class StreamReader:
         self.offset = stream.checkpoint
         self._tail = b""
         self._scanned = 0
+        self._is_framed = self._form.format == "ndjson"
 
     def _last_bytes_seen(self) -> bytes:
         """Read what stands before the offset, or before the place up to which the end of a line was looked for."""
@@ -89,7 +126,15 @@ class StreamReader:
             is_final: Nothing will be appended any more, so that the end of the input ends the last line.
         Returns:
             At most 1 MiB, or one line that is longer; None if there is no whole line yet.
+        Raises:
+            SourceError: The input has another format, or a record that is no line is too long.
         """
+        if not self._is_framed:
+            self._is_framed = self._find_framing(is_final=is_final)
+            if not self._is_framed:
+                return None
+        if self.stream.framing is not LINES:
+            return self._read_framed(is_final=is_final)
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
         data = os.pread(self._descriptor, READ_BYTES, self.offset)
@@ -106,6 +151,28 @@ class StreamReader:
                 return None
             end = len(data)
         return self._advance(data if end == len(data) else data[:end], self.offset + end)
+
+    def _find_framing(self, *, is_final: bool) -> bool:
+        """Look at the head of the input; False as long as that does not tell how records lie in it."""
+        head = os.pread(self._descriptor, READ_BYTES, 0)
+        framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
+        if framing is None:
+            return False
+        self.stream.framing = framing
+        return True
+
+    def _read_framed(self, *, is_final: bool) -> Chunk | None:
+        for length in (READ_BYTES, READ_BYTES + self._max_record_bytes):
+            data = os.pread(self._descriptor, length, self.offset)
+            end = self.stream.framing.cut(data, is_final=is_final and len(data) < length)
+            if end:
+                return self._advance(data[:end], self.offset + end)
+            if len(data) < length:
+                return None
+        raise SourceError(
+            f"{self.path}: no record of the format {self.stream.framing.format} ends within input.max_record_bytes, "
+            f"which is {self._max_record_bytes}, from byte {self.offset} on; is input.format right?"
+        )
 
     def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
         """Find the end of a line that is longer than a read, a block at a time; its bytes are not kept."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from shipper.records import Batch, Checkpoint, Rejection, Span, Stream, Totals
+from shipper.records import Batch, Checkpoint, Span, Totals
 
 
 class Acks:
@@ -52,30 +52,45 @@ class Acks:
         self._totals.pending -= batch.events
 
     def take(self) -> list[Checkpoint]:
-        """Hand out, once, what has become settled without a gap since the last call; one checkpoint per stream."""
-        checkpoints = []
+        """
+        Hand out, once, what has become settled without a gap since the last call.
+
+        Returns:
+            Checkpoints, those of one stream in order. One with dead letters covers one span, so that the store needs
+            room for no more than a span's at a time.
+        """
+        checkpoints: list[Checkpoint] = []
         for stream_id, spans in list(self._open.items()):
             settled = []
             while spans and not spans[0].unsettled:
                 settled.append(spans.popleft())
             if settled:
                 self.open_spans -= len(settled)
-                checkpoints.append(_merge(settled[0].stream, settled))
+                checkpoints += map(_merge, _runs(settled))
             if not spans:
                 del self._open[stream_id]
         return checkpoints
 
 
-def _merge(stream: Stream, spans: list[Span]) -> Checkpoint:
-    rejections: list[Rejection] = []
+def _runs(spans: list[Span]) -> list[list[Span]]:
+    """Part the spans so that one with rejections stands alone."""
+    runs: list[list[Span]] = []
     for span in spans:
-        rejections.extend(span.rejections)
+        if runs and not span.rejections and not runs[-1][-1].rejections:
+            runs[-1].append(span)
+        else:
+            runs.append([span])
+    return runs
+
+
+def _merge(spans: list[Span]) -> Checkpoint:
     return Checkpoint(
-        stream=stream,
+        stream=spans[0].stream,
+        start_offset=spans[0].start_offset,
         end_offset=spans[-1].end_offset,
         tail=spans[-1].tail,
         read=sum(span.records for span in spans),
         accepted=sum(span.accepted for span in spans),
         duplicates=sum(span.duplicates for span in spans),
-        rejections=rejections,
+        rejections=[rejection for span in spans for rejection in span.rejections],
     )

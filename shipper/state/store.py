@@ -8,116 +8,96 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from shipper.errors import StateError
-from shipper.records import Checkpoint, Stream, StreamKind, Totals, digest
+from shipper.records import Checkpoint, Rejection, Stream, StreamKind, Totals, digest
+from shipper.state.letters import Letters, Selection
+from shipper.state.replay import ReplayStream
+from shipper.state.schema import (
+    LETTER_BYTES,
+    LETTER_OVERHEAD_BYTES,
+    bring_up_to_date,
+    consumer_id_of,
+    is_current,
+    understood,
+)
 
-SCHEMA_VERSION: Final = 1
-_APPLICATION_ID: Final = 0x53484950  # "SHIP"; tells our database from a foreign one
-_SCHEMA: Final = """
-CREATE TABLE streams (
-    stream_id INTEGER PRIMARY KEY,
-    kind TEXT NOT NULL,
-    path TEXT NOT NULL,
-    device INTEGER NOT NULL,
-    inode INTEGER NOT NULL,
-    checkpoint INTEGER NOT NULL,
-    head_bytes INTEGER NOT NULL,
-    head_digest BLOB NOT NULL,
-    marker_bytes INTEGER NOT NULL,
-    marker_digest BLOB NOT NULL,
-    updated_at REAL NOT NULL
-) STRICT;
-CREATE INDEX streams_by_inode ON streams (device, inode);
-CREATE TABLE totals (
-    one INTEGER PRIMARY KEY CHECK (one = 1),
-    read INTEGER NOT NULL,
-    accepted INTEGER NOT NULL,
-    dead_lettered INTEGER NOT NULL,
-    duplicates INTEGER NOT NULL,
-    youngest_stream_id INTEGER NOT NULL
-) STRICT;
-INSERT INTO totals VALUES (1, 0, 0, 0, 0, 0);
-CREATE TABLE dead_letters (
-    id INTEGER PRIMARY KEY,
-    stream_id INTEGER NOT NULL,
-    path TEXT NOT NULL,
-    start_offset INTEGER NOT NULL,
-    end_offset INTEGER NOT NULL,
-    rule TEXT NOT NULL,
-    message TEXT NOT NULL,
-    delivery TEXT NOT NULL,
-    event_id TEXT NOT NULL,
-    raw BLOB NOT NULL,
-    attempts INTEGER NOT NULL,
-    first_at REAL NOT NULL,
-    last_at REAL NOT NULL
-) STRICT;
-"""
+_MESSAGE_BYTES: Final = 4096
+_BUSY_LIMIT_S: Final = 30.0
+_DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
+
+
+class Saved(NamedTuple):
+    """
+    What became of some checkpoints.
+
+    Attributes:
+        done: Those that were saved.
+        waiting: Those that were not, as the quota has no room for their dead letters or for ones before them in the
+            same stream; in their order.
+        why: What has no room and what to do, in words; empty if nothing waits.
+    """
+
+    done: list[Checkpoint]
+    waiting: list[Checkpoint]
+    why: str = ""
 
 
 class Store:
     """
-    The database of one state directory, whose lock the caller holds.
+    The database of one state directory, whose lock the caller holds; without it, only `purge` may be called, and only
+    where `open_letters` found the tables up to date.
+
+    Args:
+        dead_letter_max_bytes: Quota of the dead letters: their bytes and a fixed number for each.
+
+    Attributes:
+        letters: The dead letters, for looking at.
 
     Raises:
         StateError: The file is not a shipper's database, is damaged, or was written by a newer version. It is left
             as it is.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, dead_letter_max_bytes: int = sys.maxsize) -> None:
         self._path = directory / "state.db"
-        with self._understood():
+        self._dead_letter_max_bytes = dead_letter_max_bytes
+        with understood(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
             self._open()
-
-    @contextmanager
-    def _understood(self) -> Iterator[None]:
-        """Translate what goes wrong when the database is opened or read."""
-        try:
-            yield
-        except (OSError, sqlite3.Error) as error:
-            raise StateError(
-                f"{self._path} cannot be used ({error}). It was left as it is. To start over, move it away: "
-                "every input is then read from its beginning and sent again with the same EventIds"
-            ) from error
+        self.letters = Letters(self._db, self._path)
 
     def _open(self) -> None:
-        tables = self._db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
-        application_id = self._db.execute("PRAGMA application_id").fetchone()[0]
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if tables and application_id != _APPLICATION_ID:
-            raise sqlite3.DatabaseError("it was not written by shipper")
-        if version > SCHEMA_VERSION:
-            raise sqlite3.DatabaseError(
-                f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
-            )
+        is_ready = is_current(self._db)
         self._db.execute("PRAGMA journal_mode = WAL")
         # SQLite itself would notice that the end is missing only when it comes to read there.
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._empty_log()
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
-        if not tables:
-            self._db.executescript(
-                f"BEGIN; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"
-                f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
-            )
+        # A dead letter is somebody's data: when it goes, its bytes go, too.
+        self._db.execute("PRAGMA secure_delete = ON")
+        if not is_ready:
+            bring_up_to_date(self._db)
+
+    def _empty_log(self) -> None:
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
         self._db.close()
 
     def streams(self, kind: StreamKind) -> list[Stream]:
         """Read the known streams of one kind, older ones first."""
-        with self._understood():
+        with understood(self._path):
             rows = self._db.execute(
                 "SELECT stream_id, kind, path, device, inode, checkpoint, head_bytes, head_digest, marker_bytes, "
                 "marker_digest FROM streams WHERE kind = ? ORDER BY stream_id",
@@ -128,42 +108,87 @@ class Store:
 
     def youngest_stream_id(self) -> int:
         """Tell the greatest stream id that was ever saved."""
-        with self._understood():
+        with understood(self._path):
             return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
 
     def totals(self) -> Totals:
         """Read what became of all records before the checkpoints."""
-        with self._understood():
+        with understood(self._path):
             read, accepted, dead_lettered, duplicates = self._db.execute(
                 "SELECT read, accepted, dead_lettered, duplicates FROM totals"
             ).fetchone()
         return Totals(read=read, accepted=accepted, dead_lettered=dead_lettered, duplicates=duplicates)
 
-    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> None:
-        """
-        Move the checkpoints, with the dead letters and the counts that they pass, in one transaction.
-
-        Args:
-            now_s: Seconds since the epoch.
-        Raises:
-            StateError: Nothing of it was saved.
-        """
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Do all of it or, with a `StateError`, nothing."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                for checkpoint in checkpoints:
-                    self._save_one(checkpoint, now_s)
+                yield
+                self._db.execute("COMMIT")
             except BaseException:
-                self._db.execute("ROLLBACK")
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
                 raise
-            self._db.execute("COMMIT")
         except sqlite3.Error as error:
             raise StateError(
                 f"{self._path} cannot be written ({error}); nothing is lost: "
                 "what was not saved is sent again at the next start"
             ) from error
 
-    def _save_one(self, checkpoint: Checkpoint, now_s: float) -> None:
+    def _count(self, **changes: int) -> None:
+        """Add to the totals."""
+        terms = ", ".join(f"{name} = {name} + :{name}" for name in changes)
+        self._db.execute(f"UPDATE totals SET {terms}", changes)
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved:
+        """
+        Move the checkpoints, with the dead letters and the counts that they pass, in one transaction.
+
+        Args:
+            checkpoints: Those of one stream in order.
+            now_s: Seconds since the epoch.
+        Raises:
+            StateError: Nothing of it was saved.
+        """
+        done: list[Checkpoint] = []
+        waiting: list[Checkpoint] = []
+        held: set[int] = set()
+        why = ""
+        with self._transaction():
+            used = int(self._db.execute("SELECT dead_letter_bytes FROM totals").fetchone()[0])
+            for checkpoint in checkpoints:
+                stream = checkpoint.stream
+                if isinstance(stream, ReplayStream):
+                    self._settle_replayed(checkpoint, stream, now_s)
+                    done.append(checkpoint)
+                    continue
+                needed = sum(map(_letter_bytes, checkpoint.rejections))
+                if stream.stream_id in held or (needed and used + needed > self._dead_letter_max_bytes):
+                    why = why or self._no_room(used, needed)
+                    held.add(stream.stream_id)
+                    waiting.append(checkpoint)
+                else:
+                    self._save_one(checkpoint, needed, now_s)
+                    used += needed
+                    done.append(checkpoint)
+        return Saved(done, waiting, why)
+
+    def _no_room(self, used: int, needed: int) -> str:
+        quota = f"state.dead_letter_max_bytes, which is {self._dead_letter_max_bytes:,}"
+        if needed > self._dead_letter_max_bytes:
+            return (
+                f"dead letters that have to be kept together take {needed:,} bytes, more than {quota}; "
+                f"set it to at least {needed:,}, and start again"
+            )
+        return (
+            f"the dead letters take {used:,} bytes and {needed:,} more would pass {quota}; "
+            "look at them with: shipper dead-letters list; make room with: shipper dead-letters purge; "
+            "or stop, raise it or replay them, and start again"
+        )
+
+    def _save_one(self, checkpoint: Checkpoint, letter_bytes: int, now_s: float) -> None:
         stream = checkpoint.stream
         self._db.execute(
             "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream_id) DO UPDATE SET "
@@ -190,8 +215,9 @@ class Store:
             (stream.kind, stream.device, stream.inode, stream.stream_id),
         )
         self._db.executemany(
-            "INSERT INTO dead_letters (stream_id, path, start_offset, end_offset, rule, message, delivery, event_id, "
-            "raw, attempts, first_at, last_at) VALUES (?, ?, ?, ?, ?, ?, 'invalid', ?, ?, 0, ?, ?)",
+            "INSERT INTO dead_letters (stream_id, path, start_offset, end_offset, rule, message, status, delivery, "
+            "event_id, consumer_id, header, raw, attempts, first_at, last_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     stream.stream_id,
@@ -199,28 +225,113 @@ class Store:
                     rejection.start_offset,
                     rejection.end_offset,
                     rejection.rule,
-                    rejection.message,
+                    _bounded(rejection.message),
+                    rejection.status,
+                    rejection.delivery,
                     rejection.event_id,
+                    rejection.consumer_id or consumer_id_of(rejection.raw),
+                    rejection.header,
                     rejection.raw,
+                    rejection.attempts,
                     now_s,
                     now_s,
                 )
                 for rejection in checkpoint.rejections
             ],
         )
-        self._db.execute(
-            "UPDATE totals SET read = read + ?, accepted = accepted + ?, dead_lettered = dead_lettered + ?, "
-            "duplicates = duplicates + ?, youngest_stream_id = max(youngest_stream_id, ?)",
-            (
-                checkpoint.read,
-                checkpoint.accepted,
-                len(checkpoint.rejections),
-                checkpoint.duplicates,
-                stream.stream_id,
-            ),
+        self._count(
+            read=checkpoint.read,
+            accepted=checkpoint.accepted,
+            dead_lettered=len(checkpoint.rejections),
+            duplicates=checkpoint.duplicates,
+            dead_letter_bytes=letter_bytes,
         )
+        self._db.execute("UPDATE totals SET youngest_stream_id = max(youngest_stream_id, ?)", (stream.stream_id,))
+
+    def _settle_replayed(self, checkpoint: Checkpoint, stream: ReplayStream, now_s: float) -> None:
+        """Delete the letters that were accepted or are duplicates; note the new reason of the others."""
+        letter_ids = stream.letters_in(checkpoint.start_offset, checkpoint.end_offset)
+        failed = {stream.letter_at(rejection.start_offset): rejection for rejection in checkpoint.rejections}
+        gone = [letter_id for letter_id in letter_ids if letter_id not in failed]
+        assert len(gone) == checkpoint.accepted + checkpoint.duplicates, "a letter is one record"
+        deleted = self._delete(gone)
+        self._count(
+            accepted=checkpoint.accepted,
+            duplicates=checkpoint.duplicates,
+            dead_lettered=-len(gone),
+            purged=deleted - len(gone),  # a letter that was purged while it was on its way has arrived after all
+        )
+        self._db.executemany(
+            "UPDATE dead_letters SET rule = ?, message = ?, status = ?, delivery = ?, attempts = attempts + 1, "
+            "last_at = ? WHERE id = ?",
+            [
+                (each.rule, _bounded(each.message), each.status, each.delivery, now_s, letter_id)
+                for letter_id, each in failed.items()
+            ],
+        )
+
+    def _delete(self, letter_ids: Sequence[int]) -> int:
+        """Delete letters within a transaction, and tell how many of them there were."""
+        freed: list[int] = []
+        for letter_id in letter_ids:
+            freed += (
+                size
+                for (size,) in self._db.execute(
+                    f"DELETE FROM dead_letters WHERE id = ? RETURNING {LETTER_BYTES}", (letter_id,)
+                )
+            )
+        self._count(dead_letter_bytes=-sum(freed))
+        return len(freed)
+
+    def purge(self, letter_ids: Sequence[int]) -> int:
+        """
+        Delete dead letters for good, a few in each transaction; they stay counted as dead letters.
+
+        Returns:
+            How many of them there still were.
+        Raises:
+            StateError: Some may be deleted.
+        """
+        purged = 0
+        for start in range(0, len(letter_ids), _DELETED_TOGETHER):
+            with self._transaction():
+                deleted = self._delete(letter_ids[start : start + _DELETED_TOGETHER])
+                self._count(purged=deleted)
+            purged += deleted
+        with understood(self._path):
+            self._empty_log()
+        return purged
+
+    def expire(self, before_s: float) -> int:
+        """Purge the dead letters that were first refused before an instant, and tell how many; errors as `purge`."""
+        expired = self.letters.ids(Selection(before_s=before_s))
+        return self.purge(expired) if expired else 0
+
+    def scrub(self) -> None:
+        """
+        Write the database anew, so that not even copies of deleted bytes, in pages that SQLite reordered, are left.
+
+        Raises:
+            StateError: There is no room for it, or somebody else uses the database.
+        """
+        try:
+            self._db.execute("VACUUM")
+            self._empty_log()
+        except sqlite3.Error as error:
+            raise StateError(
+                f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "
+                "run the same command again"
+            ) from error
 
     def forget(self, stream_ids: Iterable[int]) -> None:
         """Drop streams whose input no longer exists; their dead letters and counts stay."""
-        with self._understood():
+        with understood(self._path):
             self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
+
+
+def _letter_bytes(rejection: Rejection) -> int:
+    return len(rejection.raw) + len(rejection.header) + LETTER_OVERHEAD_BYTES
+
+
+def _bounded(message: str) -> str:
+    return message.encode("utf-8", "backslashreplace")[:_MESSAGE_BYTES].decode("utf-8", "ignore")

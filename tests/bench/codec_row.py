@@ -23,9 +23,10 @@ def open_codec() -> Callable[[bytes], int]:
         A function from one chunk (whole lines) to the number of events that the codec accepted.
     """
     from shipper.codec import Codec, latest_timestamp
+    from shipper.config import RecordsSettings
     from shipper.records import Chunk, Stream
 
-    codec = Codec(max_record_bytes=262_144, dedupe_window=100_000)
+    codec = Codec(RecordsSettings(), max_record_bytes=262_144)
     stream = Stream(stream_id=1, kind="file", path="sample")
     latest = latest_timestamp(time.time(), 300)
 

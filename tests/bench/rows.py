@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from .measure import ROOT, RowError, clean_environment
+from .variants import MAPPING, csv_header, csv_row, sloppy, variant
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
-SENDING: Final = ("floor", "backfill", "pipe", "naive")  # to the server beside them
+BACKFILLS: Final = ("backfill", "backfill-sloppy", "backfill-csv")
+SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
-NAMES: Final = ("floor", "codec", "backfill", "pipe", "naive", *SANDBOXES)
+NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES)
 
 
 @dataclass
@@ -43,22 +45,30 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
         return [sys.executable, "-m", "tests.bench.sandbox_row", sample, str(directory), *flags]
     if name in ("floor", "naive"):
         return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.base_url + INTAKE_PATH]
-    config = str(write_config(bench, directory))
-    if name == "backfill":
-        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", sample]
+    if name == "validate":
+        return [sys.executable, "-m", "tests.bench.validate_row", sample]
+    config = str(write_config(bench, directory, MAPPING if name == "backfill-csv" else ""))
+    if name in BACKFILLS:
+        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench.sample))]
     assert name == "pipe", name
     # The shell waits for both, so that the CPU time of `cat` is in the account too.
     line = 'cat "$1" | "$2" pipe --config "$3" --summary json'
     return ["/bin/sh", "-c", line, "sh", sample, str(SHIPPER), config]
 
 
-def write_config(bench: Bench, directory: Path) -> Path:
-    """Write the smallest configuration that ships: everything else is the default."""
+def _input_of(name: str, sample: Path) -> Path:
+    if name == "backfill-sloppy":
+        return variant(sample, ".sloppy", sloppy)
+    return variant(sample, ".csv", csv_row, csv_header()) if name == "backfill-csv" else sample
+
+
+def write_config(bench: Bench, directory: Path, more: str = "") -> Path:
+    """Write the smallest configuration that ships, and what a row needs more; everything else is the default."""
     path = directory / "shipper.toml"
     state = json.dumps(str(directory / "state"))  # a JSON string is a TOML string
     path.write_text(
         f'[intake]\nbase_url = "{bench.base_url}"\nsubscription_key = "bench"\ntoken = "bench"\n\n'
-        f"[state]\ndirectory = {state}\n"
+        f"[state]\ndirectory = {state}\n{more}"
     )
     return path
 

@@ -18,6 +18,8 @@ TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("backfill", "naive", 4.0),
     ("backfill", "codec", 0.45),
     ("codec", "", 900_000.0),
+    ("backfill-sloppy", "backfill", 0.4),
+    ("validate", "", 500_000.0),
     ("sandbox", "", 150_000.0),
     ("sandbox-file", "", 150_000.0),
 )

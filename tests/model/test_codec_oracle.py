@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from shipper.codec import FIELD_RULES, Codec
 from shipper.codec.rules import are_btags, are_event_ids, are_ips, are_timestamps
+from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, encode, event, good_lines, line
 
 MAX_RECORD_BYTES = 1500
 
 
 def codec() -> Codec:
-    return Codec(max_record_bytes=MAX_RECORD_BYTES, dedupe_window=0)
+    return Codec(strict_records(0), max_record_bytes=MAX_RECORD_BYTES)
 
 
 # The oracle ----------------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from shipper.batching import Batcher
 from shipper.codec import Codec
+from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, encode, good_lines, line
 
 MAX_RECORD_BYTES = 1500
@@ -57,7 +58,7 @@ CHUNKS = LINES.map(b"\n".join)
 
 
 def codec() -> Codec:
-    return Codec(max_record_bytes=MAX_RECORD_BYTES, dedupe_window=0)
+    return Codec(strict_records(0), max_record_bytes=MAX_RECORD_BYTES)
 
 
 def alone(raw: bytes) -> tuple[bool, str]:

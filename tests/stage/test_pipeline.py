@@ -23,6 +23,7 @@ from shipper.errors import StateError
 from shipper.pipeline import Pipeline, Summary
 from shipper.records import Checkpoint, Chunk, Stream
 from shipper.secrets import LiteralSecret
+from shipper.state.store import Saved
 from tests.fakes import ScriptedEndpoint
 from tests.unit.test_codec import line
 
@@ -37,13 +38,14 @@ class MemoryStore:
         self.saves: list[list[Checkpoint]] = []
         self.refused: list[list[Checkpoint]] = []
 
-    def save(self, checkpoints: Sequence[Checkpoint], now_s: float) -> None:
+    def save(self, checkpoints: Sequence[Checkpoint], now_s: float) -> Saved:
         assert now_s == NOW_S
         if self.failures:
             self.failures -= 1
             self.refused.append(list(checkpoints))
             raise StateError("the disk is on fire")
         self.saves.append(list(checkpoints))
+        return Saved(list(checkpoints), [])
 
     def saved_up_to(self) -> int:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)

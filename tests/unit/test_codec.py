@@ -9,6 +9,7 @@ import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
 from shipper.records import Chunk, EncodedChunk, Stream
+from tests.fakes import strict_records
 
 LATEST = "2026-11-21T00:05:00Z"
 LIMIT = 2000
@@ -43,7 +44,7 @@ def line(number: int = 0, **changes: Any) -> bytes:
 def encode(
     data: bytes, *, start: int = 0, codec: Codec | None = None, room_events: int = 1000, room_bytes: int = 1 << 20
 ) -> list[EncodedChunk]:
-    codec = codec or Codec(max_record_bytes=LIMIT, dedupe_window=1000)
+    codec = codec or Codec(strict_records(1000), max_record_bytes=LIMIT)
     stream = Stream(stream_id=1, kind="file", path="x")
     chunk = Chunk(stream=stream, start_offset=start, end_offset=start + len(data), data=data)
     pieces = []
@@ -310,7 +311,7 @@ def test_a_line_that_is_refused_for_its_length_needs_no_room():
 
 
 def test_no_room_for_one_line_is_said_and_nothing_is_taken():
-    codec = Codec(max_record_bytes=LIMIT, dedupe_window=10)
+    codec = Codec(strict_records(10), max_record_bytes=LIMIT)
     stream = Stream(stream_id=1, kind="file", path="x")
     chunk = Chunk(stream=stream, start_offset=0, end_offset=len(L1) + 1, data=L1 + b"\n")
     assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1) - 1, latest=LATEST) is None
@@ -327,7 +328,7 @@ def test_a_piece_is_filled_to_the_room_that_there_is(room_events: int):
 
 def test_a_repeated_event_id_is_a_duplicate_within_a_piece_and_across_pieces():
     told: list[str] = []
-    codec = Codec(max_record_bytes=LIMIT, dedupe_window=10, on_duplicate=lambda event_id, _: told.append(event_id))
+    codec = Codec(strict_records(10), max_record_bytes=LIMIT, on_duplicate=lambda event_id, *_: told.append(event_id))
     first = encode(b"\n".join([L1, L2, L1]) + b"\n", codec=codec)
     again = encode(b"\n".join([line(3), L2]) + b"\n", codec=codec)
     assert good_lines(first) == [L1, L2]
@@ -337,13 +338,13 @@ def test_a_repeated_event_id_is_a_duplicate_within_a_piece_and_across_pieces():
 
 
 def test_a_refused_record_does_not_make_its_correction_a_duplicate():
-    codec = Codec(max_record_bytes=LIMIT, dedupe_window=10)
+    codec = Codec(strict_records(10), max_record_bytes=LIMIT)
     encode(line(1, IP="999.0.0.1") + b"\n", codec=codec)
     assert good_lines(encode(L1 + b"\n", codec=codec)) == [L1]
 
 
 def test_without_a_window_nothing_is_a_duplicate():
-    pieces = encode(b"\n".join([L1, L1]) + b"\n", codec=Codec(max_record_bytes=LIMIT, dedupe_window=0))
+    pieces = encode(b"\n".join([L1, L1]) + b"\n", codec=Codec(strict_records(0), max_record_bytes=LIMIT))
     assert good_lines(pieces) == [L1, L1]
     assert not pieces[0].has_distinct_event_ids
 

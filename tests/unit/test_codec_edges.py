@@ -11,6 +11,7 @@ import pytest
 from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
 from shipper.records import Batch, Chunk, Stream
+from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, LIMIT, encode, event, good_lines, judge, line
 
 L1 = line(1)
@@ -207,7 +208,7 @@ def test_a_line_as_a_whole(raw: bytes, rule: str):
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"Username":[', b'{"EventId":{"EventId":'])
 def test_the_deepest_nesting_is_refused_like_any_other_line(opening: bytes):
     deep = opening * 100_000
-    codec = Codec(max_record_bytes=len(deep), dedupe_window=10)
+    codec = Codec(strict_records(10), max_record_bytes=len(deep))
     pieces = encode(b"\n".join([line(5), deep, line(6)]) + b"\n", codec=codec, room_bytes=1 << 24)
     assert good_lines(pieces) == [line(5), line(6)]
     assert [rejection.raw == deep for piece in pieces for rejection in piece.span.rejections] == [True]
@@ -237,7 +238,7 @@ def test_every_short_sequence_of_odd_lines_gets_the_verdicts_of_its_lines():
     is_good = {name: name == "good" for name in kinds}
     for names in product(kinds, repeat=4):
         pieces = encode(
-            b"\n".join(kinds[name] for name in names) + b"\n", codec=Codec(max_record_bytes=LIMIT, dedupe_window=0)
+            b"\n".join(kinds[name] for name in names) + b"\n", codec=Codec(strict_records(0), max_record_bytes=LIMIT)
         )
         good = [kinds[name] for name in names if is_good[name]]
         assert good_lines(pieces) == good, names
@@ -272,7 +273,7 @@ def test_a_line_of_which_only_the_position_is_known_is_one_dead_letter():
     chunk = Chunk(
         stream=Stream(stream_id=1, kind="file", path="x"), start_offset=7, end_offset=99, data=b"", is_oversized=True
     )
-    piece = Codec(max_record_bytes=10, dedupe_window=10).encode(chunk, 7, room_events=1, room_bytes=1, latest=LATEST)
+    piece = Codec(strict_records(10), max_record_bytes=10).encode(chunk, 7, room_events=1, room_bytes=1, latest=LATEST)
     assert piece is not None
     assert (piece.span.records, piece.span.unsettled, piece.span.end_offset) == (1, 0, 99)
     (rejection,) = piece.span.rejections
@@ -284,7 +285,7 @@ def test_a_line_of_which_only_the_position_is_known_is_one_dead_letter():
 
 @pytest.mark.parametrize("limit", [500, 501, 777])
 def test_a_long_line_is_found_wherever_it_stands_in_the_windows_of_the_search(limit: int):
-    codec = Codec(max_record_bytes=limit, dedupe_window=0)
+    codec = Codec(strict_records(0), max_record_bytes=limit)
     for shift in range(0, limit, 7):
         for length, rules in ((limit, []), (limit + 1, ["oversized"])):
             # Blank lines in front move the long line over the edges of the windows.
@@ -295,7 +296,7 @@ def test_a_long_line_is_found_wherever_it_stands_in_the_windows_of_the_search(li
 
 def pack(data: bytes, *, max_record_bytes: int, max_bytes: int) -> list[Batch]:
     """Pack a chunk as the pipeline does."""
-    codec = Codec(max_record_bytes=max_record_bytes, dedupe_window=10)
+    codec = Codec(strict_records(10), max_record_bytes=max_record_bytes)
     batcher = Batcher(max_events=100, max_bytes=max_bytes, linger_s=1)
     stream = Stream(stream_id=1, kind="file", path="x")
     chunk = Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data)

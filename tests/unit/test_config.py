@@ -267,8 +267,8 @@ def test_a_section_without_its_feature_is_refused_when_written() -> None:
 @pytest.mark.parametrize(
     ("override", "way_out"),
     [
-        ("input.format=csv", "use 'ndjson'"),
-        ("records.mode=normalize", "use 'strict'"),
+        ("input.start=end", "use 'beginning'"),
+        ("input.on_complete=delete", "use 'keep'"),
         ("delivery.concurrency=adaptive", "use a whole number"),
         ("delivery.drain=until_idle", "use 'input'"),
         ("admin.listen=127.0.0.1:9464", "use ''"),
@@ -584,7 +584,7 @@ def test_show_prints_toml_with_sources_and_without_secrets(app: typer.Typer) -> 
     assert 'base_url = "https://h"  # given.toml' in lines
     assert "max_events = 5  # --set batch.max_events=…" in lines
     assert 'subscription_key = { env = "KEY_NAME" }  # environment SHIPPER__INTAKE__SUBSCRIPTION_KEY__ENV' in lines
-    assert 'format = "ndjson"' in lines
+    assert 'format = "auto"' in lines
 
 
 def test_what_show_prints_can_be_loaded_again(app: typer.Typer) -> None:

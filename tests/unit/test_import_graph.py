@@ -14,9 +14,11 @@ ROOT = Path(shipper.__file__).parent
 
 # From the ground up; a module imports from its own unit and from lower layers, never from a neighbour or from above.
 LAYERS = [
-    {"errors", "wire", "records"},
+    {"errors", "wire"},
+    {"framing"},
+    {"records"},
     {"addresses", "secrets"},
-    {"settings_schema"},
+    {"settings_schema", "settings_mapping"},
     {"settings_sources"},
     {"config"},
     {"codec", "batching"},
@@ -26,7 +28,7 @@ LAYERS = [
 ]
 OPEN_TO_ALL = {"telemetry", "__init__"}
 NO_IO = {"anyio", "asyncio", "httpx", "sqlite3", "socket", "time", "random", "os", "threading", "subprocess"}
-PURE = {"errors", "wire", "records", "codec", "batching"}
+PURE = {"errors", "wire", "framing", "records", "codec", "batching"}
 
 
 def unit_of(path: Path) -> str:

@@ -1,0 +1,184 @@
+"""
+The judge: tells good records from bad ones, all at once if it can, and names the rule that a bad one breaks.
+
+Whatever way a record has come here, it meets the same decoder and the same column checks; so there is one verdict.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import msgspec
+
+from shipper.codec.rules import FIELD_RULES, MESSAGES, column_checks, event_type
+from shipper.config import RecordsSettings
+from shipper.records import Rejection
+
+SEPARATOR: Final = b",null,\n"
+
+_FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
+_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.{0,64})", re.DOTALL)
+_EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
+_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
+_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_event_id = attrgetter("EventId")
+_consumer_id = attrgetter("ConsumerID")
+
+
+class Records(NamedTuple):
+    """
+    Records that are not blank, one item each in every list.
+
+    Attributes:
+        offsets: In the stream.
+        raws: As they came, without their separators.
+        wires: As they are to be sent, should they keep the rules.
+    """
+
+    offsets: list[int]
+    raws: list[bytes]
+    wires: list[bytes]
+
+    def only(self, indexes: Sequence[int]) -> Records:
+        """Pick some of them."""
+        offsets, raws, wires = self
+        return Records(
+            [offsets[index] for index in indexes],
+            [raws[index] for index in indexes],
+            [wires[index] for index in indexes],
+        )
+
+    def refused(self, index: int, rule: str, message: str = "") -> Rejection:
+        """Refuse one of them; without a message, with the rule's own words."""
+        raw, offset = self.raws[index], self.offsets[index]
+        event_id, consumer_id = _EVENT_ID.search(self.wires[index]), _CONSUMER_ID.search(self.wires[index])
+        return Rejection(
+            start_offset=offset,
+            end_offset=offset + len(raw),
+            rule=rule,
+            message=message or MESSAGES[rule],
+            raw=raw,
+            event_id=event_id[1].decode() if event_id else "",
+            consumer_id=consumer_id[1].decode() if consumer_id else "",
+        )
+
+
+class Columns(NamedTuple):
+    """What the later stages need of validated events, one value per line."""
+
+    event_ids: list[str]
+    consumer_ids: list[int]
+
+
+class Parted(NamedTuple):
+    """
+    The good ones of some records.
+
+    Attributes:
+        lines: As they are to be sent, joined by newlines.
+        offsets: In the stream, one for each.
+    """
+
+    lines: bytes
+    columns: Columns
+    offsets: list[int]
+
+
+class Judge:
+    """
+    Judges by the rules of the wire form, as far as the settings have not relaxed them.
+
+    The fast way decodes many lines in one call. `,null,` stands behind each line, and the lot is decoded as one JSON
+    array of events and nulls. A null cannot stand inside an object, and the newline is kept, so it cannot stand inside
+    a string: an object over two lines fails, and two objects on one line give a wrong count. So each line is proven to
+    be one event by itself, and any lines may be joined by commas into a body.
+    """
+
+    def __init__(self, settings: RecordsSettings) -> None:
+        self._checks = column_checks(settings.relax)
+        event = event_type(
+            relaxed=settings.relax,
+            statuses=settings.allowed_statuses,
+            keeps_unknown=settings.unknown_fields == "keep",
+        )
+        self._decode_array = msgspec.json.Decoder(list[event | None]).decode  # type: ignore[valid-type]
+        self._decode_line = msgspec.json.Decoder(event).decode
+
+    def validate(self, array: bytes, count: int, latest: str) -> Columns | None:
+        """
+        Check the array made of `count` lines; None if anything at all is wrong with any of them.
+
+        Each line gives at least one item, each separator one null, and one null ends the array. So exactly
+        `2 * count + 1` items means exactly one item a line.
+
+        Args:
+            array: `[line,null,\\nline,null,\\n ... null]`.
+            latest: Last instant that a Timestamp may name.
+        """
+        try:
+            items = self._decode_array(array)
+            events = items[:-1:2]
+            columns = Columns(list(map(_event_id, events)), list(map(_consumer_id, events)))
+        except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
+            return None
+        if len(items) != 2 * count + 1:
+            return None
+        for check in self._checks:
+            if not check.is_good(list(map(check.values_of, events)), latest):
+                return None
+        return columns
+
+    def part(self, records: Records, latest: str, rejections: list[Rejection]) -> Parted:
+        """Part the good records from the bad ones, which are added to `rejections`."""
+        good: list[bytes] = []
+        offsets: list[int] = []
+        columns = Columns([], [])
+        waiting = [(0, len(records.wires))]
+        while waiting:
+            start, end = waiting.pop()
+            wires = records.wires[start:end]
+            valid = wires and self.validate(b"[" + SEPARATOR.join(wires) + SEPARATOR + b"null]", len(wires), latest)
+            if valid:
+                good += wires
+                offsets += records.offsets[start:end]
+                columns.event_ids.extend(valid.event_ids)
+                columns.consumer_ids.extend(valid.consumer_ids)
+            elif len(wires) == 1:
+                rejections.append(self._explain(records, start, latest))
+            elif wires:
+                middle = (start + end) // 2
+                waiting += [(middle, end), (start, middle)]
+        return Parted(b"\n".join(good), columns, offsets)
+
+    def _explain(self, records: Records, index: int, latest: str) -> Rejection:
+        """Find the first rule that a record breaks."""
+        wire = records.wires[index]
+        try:
+            wire.decode()
+            event = self._decode_line(wire)
+        except UnicodeDecodeError:
+            return records.refused(index, "encoding")
+        except msgspec.ValidationError as error:
+            return records.refused(index, *_rule_of(str(error)))
+        except _DECODE_ERRORS:
+            return records.refused(index, "json")
+        for check in self._checks:
+            if not check.is_good([check.values_of(event)], latest):
+                return records.refused(index, check.rule)
+        raise AssertionError("a line was refused that breaks no rule")
+
+
+def _rule_of(message: str) -> tuple[str, str]:
+    """Translate the decoder's message into a rule and our words; the decoder's may quote a value."""
+    if found := _UNKNOWN_FIELD.search(message):
+        name = found[1].rstrip("`").encode("unicode_escape").decode()
+        return "unknown_field", f"{MESSAGES['unknown_field']}: {name}"
+    if found := _FIELD_IN_MESSAGE.search(message):
+        if found[2]:
+            return FIELD_RULES[found[2]], f"{found[2]} is missing"
+        return FIELD_RULES[found[1]], ""
+    return "json", ""

@@ -1,0 +1,103 @@
+"""Where the values of the wire fields come from: `records.mapping`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from string import Formatter
+from typing import Any, Final
+
+from shipper.codec.normalize import ABSENT, Column
+from shipper.settings_mapping import FIELDS, FieldSource
+
+Document = Mapping[str, Any]
+
+_NOTHING: Final = (ABSENT, None, "")
+
+
+class SourceMapping:
+    """
+    Takes the columns of the wire form out of documents.
+
+    Args:
+        sources: Wire field -> where its value comes from; a field that is not in it comes from the field of its name.
+
+    Attributes:
+        names: Names of the fields of a document that are used; others are unknown fields.
+    """
+
+    def __init__(self, sources: Mapping[str, FieldSource]) -> None:
+        self._columns = [_column_of(sources.get(field) or FieldSource(path=field)) for field in FIELDS]
+        used = [field for field in FIELDS if field not in sources]
+        for source in sources.values():
+            for path in source.paths:
+                used += [path, path.partition(".")[0]]
+        self.names = frozenset(used)
+
+    def columns(self, documents: Sequence[Document]) -> list[Column]:
+        """Make one column for each wire field, in their order; `ABSENT` where a document has no value."""
+        return [column_of(documents) for column_of in self._columns]
+
+
+def _column_of(source: FieldSource) -> Callable[[Sequence[Document]], Column]:
+    if source.const is not None:
+        return lambda documents: [source.const] * len(documents)
+    if source.template:
+        read = _template(source.template)
+    elif "." in source.path:
+        read = _path(source.path)
+    else:
+        read = partial(_field, source.path)
+    if not source.values and source.default is None:
+        return read
+    return lambda documents: [_translated(value, source) for value in read(documents)]
+
+
+def _field(name: str, documents: Sequence[Document]) -> Column:
+    return [document.get(name, ABSENT) for document in documents]
+
+
+def _path(path: str) -> Callable[[Sequence[Document]], Column]:
+    """Read `a.b`: a field of that very name, or else the field `b` of the object `a`."""
+    steps = path.split(".")
+
+    def value_of(document: Any) -> Any:
+        if path in document:
+            return document[path]
+        for step in steps:
+            if not isinstance(document, dict) or step not in document:
+                return ABSENT
+            document = document[step]
+        return document
+
+    return lambda documents: list(map(value_of, documents))
+
+
+def _template(template: str) -> Callable[[Sequence[Document]], Column]:
+    """Put values into a text; without one of them, or with one that is neither text nor whole number, it is absent."""
+    parts = [(text, _path(name) if name else None) for text, name, _, _ in Formatter().parse(template)]
+
+    def read(documents: Sequence[Document]) -> Column:
+        found: list[Column] = [[""] * len(documents)]
+        for text, values_of in parts:
+            found.append([text] * len(documents))
+            if values_of is not None:
+                found.append(list(map(_as_text, values_of(documents))))
+        return [ABSENT if None in row else "".join(row) for row in zip(*found, strict=True)]
+
+    return read
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    return str(value) if type(value) is int else None
+
+
+def _translated(value: Any, source: FieldSource) -> Any:
+    if value in _NOTHING:
+        return value if source.default is None else source.default
+    if not source.values:
+        return value
+    key = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else str(value)
+    return source.values.get(key, value if source.default is None else source.default)

@@ -1,0 +1,51 @@
+"""Rows of CSV, read."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shipper.framing import CsvRows
+
+csv.field_size_limit(2**31 - 1)  # how long a record may be is the settings' business
+
+
+class Unreadable(NamedTuple):
+    """Why a row cannot be read: the rule, and what is wrong."""
+
+    rule: str
+    message: str
+
+
+def read_rows(raws: Sequence[bytes], framing: CsvRows) -> list[dict[str, str] | Unreadable]:
+    """
+    Read rows into documents of text, with the columns' names.
+
+    Args:
+        raws: One row each, with or without its newline; none is blank.
+    """
+    try:
+        texts = [raw.decode() for raw in raws]
+        rows = list(csv.reader(texts, delimiter=framing.delimiter, strict=True))
+    except (UnicodeDecodeError, csv.Error):
+        return [_read_row(raw, framing) for raw in raws]
+    if len(rows) != len(raws):
+        return [_read_row(raw, framing) for raw in raws]
+    return [_document(row, framing) for row in rows]
+
+
+def _read_row(raw: bytes, framing: CsvRows) -> dict[str, str] | Unreadable:
+    try:
+        rows = list(csv.reader([raw.decode()], delimiter=framing.delimiter, strict=True))
+    except UnicodeDecodeError:
+        return Unreadable("encoding", "the row is not UTF-8")
+    except csv.Error as error:
+        return Unreadable("csv", f"the row is not CSV: {error}")
+    return _document(rows[0] if len(rows) == 1 else [], framing)
+
+
+def _document(row: list[str], framing: CsvRows) -> dict[str, str] | Unreadable:
+    if len(row) != len(framing.names):
+        return Unreadable("csv", f"the row has {len(row)} values, the header {len(framing.names)}")
+    return dict(zip(framing.names, row, strict=True))

@@ -1,0 +1,264 @@
+"""
+How records lie in an input: one JSON object a line, rows of CSV, or elements of a JSON array.
+
+Framing looks at bytes only; what a record means is the codec's business. The start of a chunk always is a place between
+two records, so a framing carries no state from one chunk to the next.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Iterator
+from typing import Final, Literal, NamedTuple, Protocol
+
+from shipper.wire import EVENT_TYPE
+
+Format = Literal["ndjson", "csv", "batch"]
+
+_BLANKS: Final = b" \t\r\n\0"
+_DELIMITERS: Final = ",;\t|"
+_SNIFFED_BYTES: Final = 65_536
+_NAME: Final = re.compile(r"[^\W\d][\w .()/#-]*")
+_QUOTED: Final = rb'"(?:[^"]|"")*+"'
+_QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
+_SCALAR: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[^",\[\]{}\s]++', re.DOTALL)
+# The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
+_EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
+_HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
+_FOOT: Final = re.compile(rb"\](?:\s*(?:,\s*%b\s*)?\})?" % _EVENT_TYPE)
+
+
+class Frame(NamedTuple):
+    """
+    Where a record lies within some bytes.
+
+    Attributes:
+        end: Exclusive, without a newline that ends it.
+        cut: Where a chunk may end behind it.
+    """
+
+    start: int
+    end: int
+    cut: int
+
+
+class Framing(Protocol):
+    """
+    Attributes:
+        format: Its name.
+    """
+
+    format: Format
+
+    def cut(self, data: bytes, *, is_final: bool) -> int:
+        """
+        Find the end of the last whole record.
+
+        Args:
+            data: From a place between two records on.
+            is_final: Nothing comes behind `data`, so that its end ends the last record.
+        Returns:
+            An offset in `data`, behind the newline if there is one; 0 if no record is whole.
+        """
+
+    def frames(self, data: bytes, start: int) -> Iterator[Frame]:
+        """Find the records in bytes that were cut, in order; without their separators, blank ones included."""
+
+
+class Lines:
+    """One record a line."""
+
+    format: Format = "ndjson"
+
+    def cut(self, data: bytes, *, is_final: bool) -> int:
+        return len(data) if is_final else data.rfind(b"\n") + 1
+
+    def frames(self, data: bytes, start: int) -> Iterator[Frame]:
+        while start < len(data):
+            newline = data.find(b"\n", start)
+            end = len(data) if newline < 0 else newline
+            yield Frame(start, end, min(end + 1, len(data)))
+            start = end + 1
+
+
+LINES: Final = Lines()
+
+
+class CsvRows:
+    """
+    Rows of CSV as RFC 4180 has it; a quoted value may hold newlines.
+
+    Attributes:
+        header: The first row as it came, with its newline; it is no record.
+        names: The columns.
+        delimiter: One character.
+    """
+
+    format: Format = "csv"
+
+    def __init__(self, header: bytes, delimiter: str) -> None:
+        self.header = header
+        self.delimiter = delimiter
+        text = header.removeprefix(codecs.BOM_UTF8).decode("utf-8", "backslashreplace")
+        try:
+            self.names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
+        except csv.Error:
+            self.names = []  # so that no row has as many values
+        mark = re.escape(delimiter.encode())
+        value = rb'(?:%b|(?!")[^%b\n]*+)' % (_QUOTED, mark)
+        self._row = re.compile(rb"%b(?:%b%b)*+\r?(?:\n|$)" % (value, mark, value))
+
+    def __repr__(self) -> str:
+        return f"<CsvRows {len(self.names)} columns>"
+
+    def cut(self, data: bytes, *, is_final: bool) -> int:
+        if is_final:
+            return len(data)
+        end = data.rfind(b"\n") + 1
+        if not _may_have_newlines_in_quotes(data[:end]):
+            return end
+        end = 0
+        while end < len(data):
+            row = self._row.match(data, end)
+            if row is None and len(data) - end < _QUOTED_BYTES_MAX:
+                break  # a quote that is open: it may be closed by what follows
+            row_end = row.end() if row else data.find(b"\n", end) + 1
+            if not data.endswith(b"\n", end, row_end):
+                break
+            end = row_end
+        return end
+
+    def frames(self, data: bytes, start: int) -> Iterator[Frame]:
+        if not _may_have_newlines_in_quotes(data[start:]):
+            yield from LINES.frames(data, start)
+            return
+        while start < len(data):
+            row = self._row.match(data, start)
+            newline = data.find(b"\n", start)
+            # What is no row by the rules is a line, so that the rows behind it are found again.
+            end = row.end() if row else newline + 1 or len(data)
+            yield Frame(start, end - data.endswith(b"\n", start, end), end)
+            start = end
+
+
+class BatchElements:
+    """Elements of the arrays of batch envelopes `{"EventType":…,"events":[…]}`, or of bare arrays."""
+
+    format: Format = "batch"
+
+    def cut(self, data: bytes, *, is_final: bool) -> int:
+        if is_final:
+            return len(data)
+        return max((frame.cut for frame in self._elements(data, 0, is_final=False)), default=0)
+
+    def frames(self, data: bytes, start: int) -> Iterator[Frame]:
+        return self._elements(data, start, is_final=True)
+
+    def _elements(self, data: bytes, start: int, *, is_final: bool) -> Iterator[Frame]:
+        at = _skip_blanks(data, start)
+        is_within = data.startswith((b",", b"]"), at)  # behind an element, where `cut` ended the chunk before
+        while at < len(data):
+            end: int | None
+            if not is_within:
+                head = _HEAD.match(data, at)
+                end, is_within = head.end() if head else None, True
+            elif foot := _FOOT.match(data, at):
+                end, is_within = foot.end(), False
+            elif data.startswith(b",", at):
+                end = at + 1
+            else:
+                end = _end_of_value(data, at)
+                if end is not None:
+                    yield Frame(at, end, end)  # the comma that follows says that it is within an array
+            if end is None:
+                if is_final:
+                    yield Frame(at, len(data), len(data))
+                return
+            at = _skip_blanks(data, end)
+
+
+def sniff(head: bytes, *, is_whole: bool) -> Format | None:
+    """
+    Tell the format by the first bytes; None as long as there are too few of them.
+
+    Args:
+        is_whole: There is no more.
+    """
+    text = head.removeprefix(codecs.BOM_UTF8).lstrip(_BLANKS)
+    if text.startswith(b"[") or _HEAD.match(text):
+        return "batch"
+    line, newline, _ = text.partition(b"\n")
+    if not newline and not is_whole and len(text) < _SNIFFED_BYTES:
+        return None
+    return "csv" if _is_header(line) else "ndjson"
+
+
+def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | None:
+    """
+    Read the header of a CSV file; None as long as it has no end.
+
+    Args:
+        head: The first bytes of the file.
+        is_whole: There is no more.
+        delimiter: Empty: whichever of comma, semicolon, tab and bar stands in the header most.
+    """
+    newline = head.find(b"\n")
+    if newline < 0 and not is_whole:
+        return None
+    header = head if newline < 0 else head[: newline + 1]
+    return CsvRows(header, delimiter or _delimiter_of(header))
+
+
+def _is_header(line: bytes) -> bool:
+    """
+    Tell whether a line names the columns of CSV.
+
+    It has to look the part: of a broken line of JSON that was taken for a header, nothing would ever be heard again.
+    """
+    names = CsvRows(line, _delimiter_of(line)).names
+    return len(names) > 1 and len(set(names)) == len(names) and all(map(_NAME.fullmatch, names))
+
+
+def _delimiter_of(header: bytes) -> str:
+    return max(_DELIMITERS, key=lambda mark: header.count(mark.encode()))
+
+
+def _may_have_newlines_in_quotes(data: bytes) -> bool:
+    return b'"' in data and any(line.count(b'"') % 2 for line in data.split(b"\n"))
+
+
+def _skip_blanks(data: bytes, at: int) -> int:
+    while at < len(data) and data[at] in _BLANKS:
+        at += 1
+    return at
+
+
+def _end_of_value(data: bytes, start: int) -> int | None:
+    """Find the end of a JSON value, or of something that is none; None if it may go on behind the data."""
+    if data[start] not in b"{[":
+        scalar = _SCALAR.match(data, start)
+        if scalar is None:
+            return None if data.startswith(b'"', start) else start + 1
+        return scalar.end() if scalar.end() < len(data) else None
+    end = data.find(b"}", start) + 1
+    if (
+        end
+        and data.rfind(b"{", start, end) == start
+        and data.find(b"\\", start, end) < 0
+        and data.count(b'"', start, end) % 2 == 0
+    ):
+        return end  # the usual object has none within it, and this brace is in no string
+    depth = 0
+    for token in _TOKEN.finditer(data, start):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] == b'"':
+            return None
+        elif token[0] in b"}]":
+            depth -= 1
+            if depth == 0:
+                return token.end()
+    return None

@@ -1,0 +1,196 @@
+"""Looking at the dead letters: which there are, and what stands in them. Nothing here writes."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from shipper.records import DeliveryClass
+from shipper.state.schema import is_current, understood
+
+_COLUMNS: Final = (
+    "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
+    "length(raw), attempts, first_at, last_at"
+)
+
+
+class DeadLetter(Struct, frozen=True):
+    """
+    A dead letter without its bytes; the words are those of `Rejection`.
+
+    Attributes:
+        id: Greater ids are younger; never used twice.
+        raw_bytes: Length of the record; 0 if only its position is known.
+        attempts: How often it was sent or replayed.
+        first_at, last_at: When it was refused, seconds since the epoch.
+    """
+
+    id: int
+    stream_id: int
+    path: str
+    start_offset: int
+    end_offset: int
+    rule: str
+    message: str
+    status: int
+    delivery: DeliveryClass
+    event_id: str
+    consumer_id: str
+    raw_bytes: int
+    attempts: int
+    first_at: float
+    last_at: float
+
+
+class Content(NamedTuple):
+    """The bytes of a dead letter."""
+
+    header: bytes
+    raw: bytes
+
+
+class Selection(Struct, frozen=True, kw_only=True):
+    """
+    Which dead letters; what is empty or None asks for nothing.
+
+    Attributes:
+        since_s, before_s: Bounds of the time of the first refusal, seconds since the epoch; the first one inclusive.
+        path: A glob over the whole path; `*` takes slashes, too.
+        has_raw: Whether the record itself is kept, or only its position.
+    """
+
+    rule: str = ""
+    since_s: float | None = None
+    before_s: float | None = None
+    path: str = ""
+    delivery: str = ""
+    has_raw: bool | None = None
+
+    def where(self) -> tuple[str, list[str | float]]:
+        """Write the condition in SQL, with the values of its parameters."""
+        terms: dict[str, str | float | None] = {
+            "rule = ?": self.rule or None,
+            "first_at >= ?": self.since_s,
+            "first_at < ?": self.before_s,
+            "path GLOB ?": self.path or None,
+            "delivery = ?": self.delivery or None,
+            "(length(raw) > 0) = ?": self.has_raw,
+        }
+        asked = {term: value for term, value in terms.items() if value is not None}
+        return " AND ".join(asked) or "TRUE", list(asked.values())
+
+
+EVERYTHING: Final = Selection()
+
+
+class Letters:
+    """
+    The dead letters of one database.
+
+    Args:
+        db: Borrowed.
+        path: Of the database; for messages.
+    Raises:
+        StateError: By every method, if the database cannot be read.
+    """
+
+    def __init__(self, db: sqlite3.Connection, path: Path) -> None:
+        self._db = db
+        self._path = path
+
+    def close(self) -> None:
+        """Close the database, for whoever opened it with `open_letters`."""
+        self._db.close()
+
+    def count_by_rule(self, selection: Selection = EVERYTHING) -> dict[str, int]:
+        """Count, the most frequent rule first."""
+        where, values = selection.where()
+        with understood(self._path):
+            return dict(
+                self._db.execute(
+                    f"SELECT rule, count(*) AS n FROM dead_letters WHERE {where} GROUP BY rule ORDER BY n DESC, rule",
+                    values,
+                )
+            )
+
+    def newest(self, selection: Selection, limit: int) -> list[DeadLetter]:
+        """Describe the newest ones, newest first."""
+        where, values = selection.where()
+        with understood(self._path):
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM dead_letters WHERE {where} ORDER BY id DESC LIMIT ?", [*values, limit]
+            )
+            return [DeadLetter(*row) for row in rows]
+
+    def ids(self, selection: Selection, limit: int | None = None) -> list[int]:
+        """Name the dead letters, oldest first."""
+        where, values = selection.where()
+        with understood(self._path):
+            rows = self._db.execute(
+                f"SELECT id FROM dead_letters WHERE {where} ORDER BY id LIMIT ?",
+                [*values, -1 if limit is None else limit],
+            )
+            return [letter_id for (letter_id,) in rows]
+
+    def get(self, letter_id: int) -> DeadLetter | None:
+        """Describe one; None if it is gone."""
+        with understood(self._path):
+            row = self._db.execute(f"SELECT {_COLUMNS} FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
+            return row and DeadLetter(*row)
+
+    def content(self, letter_id: int) -> Content | None:
+        """Read the bytes of one; None if it is gone."""
+        with understood(self._path):
+            row = self._db.execute("SELECT header, raw FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
+            return row and Content(*row)
+
+    def of_consumer(self, consumer_id: str) -> tuple[list[int], list[int]]:
+        """
+        Find all letters of one consumer.
+
+        Returns:
+            The ids of those that are known to be the consumer's, and of those whose consumer is unknown but whose
+            bytes hold the number.
+        """
+        number = whole_number(consumer_id)
+        with understood(self._path):
+            known = self._db.execute("SELECT id FROM dead_letters WHERE consumer_id = ? ORDER BY id", (consumer_id,))
+            unknown = self._db.execute("SELECT id, raw FROM dead_letters WHERE consumer_id = '' ORDER BY id")
+            return (
+                [letter_id for (letter_id,) in known],
+                [letter_id for letter_id, raw in unknown if number.search(raw)],
+            )
+
+
+def whole_number(digits: str) -> re.Pattern[bytes]:
+    """Make a pattern that finds a number, but not as a part of a longer one."""
+    return re.compile(rb"(?<!\d)0*%b(?!\d)" % digits.encode())
+
+
+def open_letters(directory: Path) -> Letters | None:
+    """
+    Look at the dead letters of a state directory without its lock, also while a shipper writes.
+
+    Returns:
+        None if there is no state, or if its tables are to be made or brought up to date by `Store` first.
+    Raises:
+        StateError: As for `Store`.
+    """
+    path = directory / "state.db"
+    with understood(path):
+        if not path.exists():
+            return None
+        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
+        try:
+            if is_current(db):
+                return Letters(db, path)
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+        return None

@@ -1,0 +1,123 @@
+"""
+Sending dead letters once more: a source like any other, whose streams are the letters one behind the other.
+
+A stream of it is never saved: where it stands tells which letters are settled, and those are deleted, or get the new
+reason, by the store in the transaction that counts them. So after a crash the letters that are left are what is left
+to do.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Final
+
+from anyio.streams.memory import MemoryObjectSendStream
+from anyio.to_thread import run_sync
+
+from shipper.framing import LINES, csv_rows
+from shipper.records import Chunk, Stream
+from shipper.state.letters import Letters
+
+_CHUNK_BYTES: Final = 1 << 20
+# Not 0: three bytes at the start of a stream may be a byte-order mark, which is no part of a record.
+_START_OFFSET: Final = 1
+
+
+class ReplayStream(Stream, kw_only=True):
+    """
+    Dead letters one behind the other, and which stands where.
+
+    Attributes:
+        letter_ids: In the order of the stream.
+        starts: The offset of each.
+    """
+
+    letter_ids: list[int]
+    starts: list[int]
+
+    def letters_in(self, start_offset: int, end_offset: int) -> list[int]:
+        """Name the letters that begin in a stretch, end exclusive."""
+        return self.letter_ids[bisect_left(self.starts, start_offset) : bisect_left(self.starts, end_offset)]
+
+    def letter_at(self, offset: int) -> int:
+        """Name the letter that covers an offset."""
+        return self.letter_ids[bisect_right(self.starts, offset) - 1]
+
+
+class Replay:
+    """
+    Ships dead letters.
+
+    Args:
+        letters: Of a connection that nobody else uses; closed when all are sent.
+        letter_ids: Which to send, in this order, all with their bytes; those that are gone by their turn are left out.
+        next_stream_id: Gives an id that was never given.
+        csv_delimiter: Between the values of rows of CSV; empty = their header tells.
+    """
+
+    def __init__(
+        self, letters: Letters, letter_ids: Sequence[int], next_stream_id: Callable[[], int], *, csv_delimiter: str = ""
+    ) -> None:
+        self._letters = letters
+        self._letter_ids = letter_ids
+        self._next_stream_id = next_stream_id
+        self._csv_delimiter = csv_delimiter
+        self.is_exhausted = False
+
+    def __repr__(self) -> str:
+        return f"<Replay of {len(self._letter_ids)} dead letters>"
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Send the letters."""
+        chunks = self.chunks()
+        try:
+            while (chunk := await run_sync(next, chunks, None)) is not None:
+                await chunks_tx.send(chunk)
+        finally:
+            self._letters.close()
+        self.is_exhausted = True
+
+    async def after_save(self) -> None:
+        """Nothing is kept that could go now; the store has deleted the letters."""
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Cut the letters into chunks of about 1 MiB; blocks."""
+        for header, group in groupby(self._contents(), key=lambda content: content[0]):
+            stream = ReplayStream(
+                stream_id=self._next_stream_id(),
+                kind="replay",
+                path="dead letters",
+                letter_ids=[],
+                starts=[],
+                read_offset=_START_OFFSET,
+                framing=csv_rows(header, is_whole=True, delimiter=self._csv_delimiter) or LINES if header else LINES,
+            )
+            lines: list[bytes] = []
+            size = 0
+            for _, letter_id, raw in group:
+                # In JSON a newline is white space; a row of CSV stands alone, as a quote in it could take in the next.
+                line = (raw if header else raw.replace(b"\n", b" ")) + b"\n"
+                stream.letter_ids.append(letter_id)
+                stream.starts.append(stream.read_offset + size)
+                lines.append(line)
+                size += len(line)
+                if header or size >= _CHUNK_BYTES:
+                    yield _chunk(stream, b"".join(lines))
+                    lines, size = [], 0
+            if lines:
+                yield _chunk(stream, b"".join(lines))
+
+    def _contents(self) -> Iterator[tuple[bytes, int, bytes]]:
+        """Yield header, id and record of each letter that is still there."""
+        for letter_id in self._letter_ids:
+            content = self._letters.content(letter_id)
+            if content is not None:
+                yield content.header, letter_id, content.raw
+
+
+def _chunk(stream: ReplayStream, data: bytes) -> Chunk:
+    start = stream.read_offset
+    stream.read_offset = start + len(data)
+    return Chunk(stream=stream, start_offset=start, end_offset=stream.read_offset, data=data)

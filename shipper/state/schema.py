@@ -1,0 +1,140 @@
+"""The tables of the state database, and how those of an earlier version are brought up to date."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from shipper.errors import StateError
+
+SCHEMA_VERSION: Final = 2
+LETTER_OVERHEAD_BYTES: Final = 512
+# What a dead letter counts against the quota.
+LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
+
+_APPLICATION_ID: Final = 0x53484950  # "SHIP"; tells our database from a foreign one
+_DEAD_LETTERS: Final = """
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, -- so that the number of a letter that is gone never names another one
+    stream_id INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    start_offset INTEGER NOT NULL,
+    end_offset INTEGER NOT NULL,
+    rule TEXT NOT NULL,
+    message TEXT NOT NULL,
+    status INTEGER NOT NULL,
+    delivery TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    consumer_id TEXT NOT NULL,
+    header BLOB NOT NULL,
+    raw BLOB NOT NULL,
+    attempts INTEGER NOT NULL,
+    first_at REAL NOT NULL,
+    last_at REAL NOT NULL
+) STRICT;
+"""
+_SCHEMA: Final = f"""
+CREATE TABLE streams (
+    stream_id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL,
+    path TEXT NOT NULL,
+    device INTEGER NOT NULL,
+    inode INTEGER NOT NULL,
+    checkpoint INTEGER NOT NULL,
+    head_bytes INTEGER NOT NULL,
+    head_digest BLOB NOT NULL,
+    marker_bytes INTEGER NOT NULL,
+    marker_digest BLOB NOT NULL,
+    updated_at REAL NOT NULL
+) STRICT;
+CREATE INDEX streams_by_inode ON streams (device, inode);
+CREATE TABLE totals (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    read INTEGER NOT NULL,
+    accepted INTEGER NOT NULL,
+    dead_lettered INTEGER NOT NULL,
+    duplicates INTEGER NOT NULL,
+    youngest_stream_id INTEGER NOT NULL,
+    purged INTEGER NOT NULL DEFAULT 0,           -- of dead_lettered: how many are no longer kept
+    dead_letter_bytes INTEGER NOT NULL DEFAULT 0 -- what those that are kept count against the quota
+) STRICT;
+INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_stream_id) VALUES (1, 0, 0, 0, 0, 0);
+{_DEAD_LETTERS}
+"""
+_FROM_1: Final = f"""
+ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE totals ADD COLUMN dead_letter_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE dead_letters RENAME TO old_dead_letters;
+{_DEAD_LETTERS}
+INSERT INTO dead_letters SELECT id, stream_id, path, start_offset, end_offset, rule, message, 0, delivery, event_id,
+    consumer_id_of(raw), x'', raw, attempts, first_at, last_at FROM old_dead_letters;
+DROP TABLE old_dead_letters;
+UPDATE totals SET dead_letter_bytes = (SELECT coalesce(sum({LETTER_BYTES}), 0) FROM dead_letters);
+"""
+_CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
+
+
+@contextmanager
+def understood(path: Path) -> Iterator[None]:
+    """
+    Translate what goes wrong when the database is opened or read.
+
+    Raises:
+        StateError: Says that the file was left as it is, and what to do.
+    """
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        raise StateError(
+            f"{path} cannot be used ({error}). It was left as it is. To start over, move it away: "
+            "every input is then read from its beginning and sent again with the same EventIds"
+        ) from error
+
+
+def is_current(db: sqlite3.Connection) -> bool:
+    """
+    Tell whether the tables are those of this version; False if they are to be made or brought up to date.
+
+    Raises:
+        sqlite3.DatabaseError: It is a foreign database, or one of a newer version.
+    """
+    tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    application_id = db.execute("PRAGMA application_id").fetchone()[0]
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
+    if tables and application_id != _APPLICATION_ID:
+        raise sqlite3.DatabaseError("it was not written by shipper")
+    if version > SCHEMA_VERSION:
+        raise sqlite3.DatabaseError(
+            f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
+        )
+    return bool(tables) and version == SCHEMA_VERSION
+
+
+def bring_up_to_date(db: sqlite3.Connection) -> None:
+    """Make the tables, or bring those of an earlier version up to date, in one transaction."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    db.create_function("consumer_id_of", 1, consumer_id_of, deterministic=True)
+    try:
+        db.executescript(
+            f"BEGIN IMMEDIATE; {_FROM_1 if version else _SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"
+            f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
+        )
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def consumer_id_of(raw: bytes) -> str:
+    """
+    Read the ConsumerID out of a record, also out of one that is broken elsewhere.
+
+    Returns:
+        Decimal digits without leading zeros, of the last mention, as that counts in JSON; empty if there is none.
+    """
+    found = _CONSUMER_ID.findall(raw)
+    return str(int(found[-1])) if found else ""

@@ -1,0 +1,62 @@
+"""The sample events in other forms: sloppy values, and a CSV export with columns of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+MAPPING = """
+[records.mapping]
+EventId = "player_uuid"
+Timestamp = "registered_at"
+BTag = { template = "{media_id}_{click_id}" }
+ConsumerID = "player_id"
+ConsumerCountry = { from = "country", values = { "United Kingdom" = "GB" } }
+ConsumerStatus = { from = "verified", values = { "1" = "Verified" } }
+AffiliateID = { const = "" }
+"""
+
+
+def sloppy(line: bytes) -> bytes:
+    """Every record needs normalising, in five fields."""
+    event = json.loads(line)
+    event["EventId"] = event["EventId"].upper()
+    event["Timestamp"] = event["Timestamp"].replace("Z", ".250+00:00")
+    event["ConsumerID"] = str(event["ConsumerID"])
+    event["ConsumerCountry"] = event["ConsumerCountry"].lower()
+    event["AffiliateID"] = None
+    return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def csv_header() -> bytes:
+    """The columns that `csv_row` writes."""
+    return (
+        b"player_uuid,registered_at,IP,media_id,click_id,player_id,country,ConsumerCurrencyID,Username,BrandID,"
+        b"CustomerCurrencyID,verified,ConsumerState\n"
+    )
+
+
+def csv_row(line: bytes) -> bytes:
+    """A row of an export."""
+    event = json.loads(line)
+    media_id, click_id = event["BTag"].split("_")
+    country = "United Kingdom" if event["ConsumerCountry"] == "GB" else event["ConsumerCountry"]
+    values = (
+        event["EventId"], event["Timestamp"], event["IP"], media_id, click_id, event["ConsumerID"], country,
+        event["ConsumerCurrencyID"], event["Username"], event["BrandID"], event["CustomerCurrencyID"], 1,
+        event["ConsumerState"],
+    )  # fmt: skip
+    return ",".join(map(str, values)).encode() + b"\n"
+
+
+def variant(sample: Path, suffix: str, convert: Callable[[bytes], bytes], header: bytes = b"") -> Path:
+    """Convert the sample line by line into a file beside it, unless that is there."""
+    path = sample.with_suffix(suffix)
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with sample.open("rb") as lines, partial.open("wb") as out:
+            out.write(header)
+            out.writelines(map(convert, lines))
+        partial.replace(path)
+    return path

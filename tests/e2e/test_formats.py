@@ -1,0 +1,312 @@
+"""What producers write instead of the wire form: CSV exports, nested JSON, whole batches, sloppy values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.conftest import SEED
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed, event_ids, wait_until
+
+CONFIG = Path(__file__).parents[2] / "config"
+SLOW = {"batch.max_events": 500, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.02}
+
+
+def documents(lines: list[bytes]) -> list[dict]:
+    return [json.loads(line) for line in lines]
+
+
+def stored(service: Service, event_id: str) -> dict:
+    return json.loads(service.event(event_id)["raw"])
+
+
+def csv_text(rows: list[dict], *, delimiter: str = ",", **options) -> bytes:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), delimiter=delimiter, lineterminator="\n", **options)
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue().encode()
+
+
+def example(shipper: Shipper, name: str) -> Path:
+    """Put an example of config/ where a test can use it: with the test's service in place of the example's."""
+    text = (CONFIG / name).read_text().replace('base_url = "https://intake.example.com"\n', "base_url = '$'\n")
+    assert "'$'" in text
+    path = shipper.folder / name
+    path.write_text(text.replace("$", shipper.target.base_url) + f'\n[state]\ndirectory = "{shipper.state}"\n')
+    return path
+
+
+def run(shipper: Shipper, *arguments: str | Path, config: Path, **options):
+    return shipper.run(*arguments, "--config", config, "--summary", "json", configured=False, **options)
+
+
+def test_a_csv_export_is_shipped_by_the_example_and_a_bad_row_is_replayed_when_the_mapping_is_mended(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    countries = {"GB": "United Kingdom", "IE": "Ireland", "DE": "Germany"}
+    rows = []
+    for number, event in enumerate(documents(sample.lines[:2000])):
+        media, click = event["BTag"].split("_")
+        rows.append(
+            {
+                "player_uuid": event["EventId"].upper(),
+                "registered_at": f"2026-01-15 {number // 3600:02}:{number // 60 % 60:02}:{number % 60:02}",
+                "ip": event["IP"],
+                "click_id": click,
+                "media_id": media,
+                "player_id": event["ConsumerID"],
+                "login": event["Username"],
+                "country": countries.get(event["ConsumerCountry"], "Malta"),
+                "cur": event["ConsumerCurrencyID"].lower(),
+                "brand": "seaside",
+                "verified": number % 2,
+            }
+        )
+    rows[7]["country"] = "Freedonia"
+    file = shipper.folder / "players.csv"
+    file.write_bytes(csv_text(rows, delimiter=";"))
+    config = example(shipper, "csv-export.toml")
+    result = run(shipper, "backfill", file, config=config)
+    assert (result.returncode, result.counts()) == (3, (2000, 1999, 1, 0, 0))
+    event = stored(service, sample.ids[0])
+    original = json.loads(sample.lines[0])
+    assert event["Timestamp"] == "2026-01-14T23:00:00Z", "Malta is an hour ahead of UTC in winter"
+    assert (event["BTag"], event["ConsumerStatus"], event["BrandID"]) == (original["BTag"], "Unverified", 11)
+    assert (event["ConsumerID"], event["CustomerCurrencyID"]) == (original["ConsumerID"], "0")
+    (letter,) = shipper.read_state().dead_letters
+    assert letter.rule == "country"
+    assert letter.raw == file.read_bytes().split(b"\n")[8]
+    again = run(shipper, "backfill", file, config=config)
+    assert (again.returncode, again.counts()[0]) == (0, 0)
+    unmended = run(shipper, "dead-letters", "replay", config=config)
+    assert (unmended.returncode, unmended.counts()) == (3, (1, 0, 1, 0, 0))
+    config.write_text(config.read_text().replace('"Malta" = "MT"', '"Malta" = "MT", "Freedonia" = "FR"'))
+    replayed = run(shipper, "dead-letters", "replay", config=config)
+    assert (replayed.returncode, replayed.counts()) == (0, (1, 1, 0, 0, 0))
+    assert stored(service, sample.ids[7])["ConsumerCountry"] == "FR"
+    state = shipper.read_state()
+    assert (state.read, state.accepted, state.dead_lettered) == (2000, 2000, 0) == (2000, service.stored, 0)
+    assert run(shipper, "dead-letters", "replay", config=config).counts()[0] == 0
+
+
+def test_nested_json_without_ids_is_shipped_by_the_example_and_gets_the_same_ids_again(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    def nested(event: dict) -> bytes:
+        state = {"state": event["ConsumerState"].lower() or None}
+        document = {
+            "player": {
+                "id": event["ConsumerID"],
+                "login": event["Username"],
+                "home": {"country": event["ConsumerCountry"].lower(), **state},
+            },
+            "at": event["Timestamp"].replace("Z", ".999+00:00"),
+            "from": {"ip": f"::ffff:{event['IP']}", "tag": event["BTag"]},
+            "brand": event["BrandID"],
+            "wallet": {
+                "currency": event["ConsumerCurrencyID"].lower(),
+                "currency_no": int(event["CustomerCurrencyID"]),
+            },
+            "kyc": True,
+        }
+        return json.dumps(document).encode() + b"\n"
+
+    events = documents(sample.lines[:1000])
+    config = example(shipper, "nested-json.toml")
+    data = b"".join(map(nested, events))
+    for name in ("first", "second"):  # the same records in another file
+        file = shipper.folder / f"{name}.ndjson"
+        file.write_bytes(data)
+        result = run(shipper, "backfill", file, config=config)
+        assert (result.returncode, result.counts()) == (0, (1000, 1000, 0, 0, 0))
+    assert service.stored == 1000
+    assert service.counts()["duplicates"] == 1000
+    for event_id, event in zip(service.event_ids(), events, strict=True):
+        wanted = {**event, "EventId": event_id, "AffiliateID": ""}
+        assert stored(service, event_id) == wanted if event is events[0] else event_id
+    validated = run_validate(shipper, file, config)
+    assert (validated["records"], validated["failed"]) == (1000, 0)
+
+
+def run_validate(shipper: Shipper, file: Path, config: Path) -> dict:
+    result = shipper.run("validate", file, "--config", config, "--format", "json", configured=False, check=False)
+    return json.loads(result.stdout)
+
+
+def test_a_large_csv_goes_on_where_it_was_killed(shipper: Shipper, service: Service, sample: Sample):
+    rows = documents(sample.lines)
+    for row in rows[::100]:
+        row["Username"] = 'two\nlines, and "quotes"'
+    file = shipper.folder / "events.csv"
+    file.write_bytes(csv_text(rows))
+    running = shipper.start("backfill", file, settings=SLOW)
+    running.wait_until(lambda: shipper.read_state().read > 5000, "a part is settled")
+    running.kill()
+    assert service.stored < len(rows)
+    result = shipper.backfill(file, limit_s=60)
+    assert result.returncode == 0
+    assert result.counts()[0] < len(rows), "it began again at the beginning"
+    service.assert_holds_exactly(sample.ids)
+    assert stored(service, sample.ids[100])["Username"] == 'two\nlines, and "quotes"'
+    assert shipper.read_state().read == len(rows)
+
+
+@pytest.mark.parametrize("pretty", [False, True])
+def test_a_file_of_batches_goes_on_where_it_was_killed(
+    shipper: Shipper, service: Service, sample: Sample, pretty: bool
+):
+    rng = Random(SEED)
+    events, parts = documents(sample.lines[:20_000]), []
+    indent = 2 if pretty else None
+    while events:
+        taken = [events.pop(0) for _ in range(min(len(events), rng.randint(1, 9000)))]
+        envelope = rng.choice([{"EventType": "Acquisition", "events": taken}, {"events": taken}, taken])
+        parts.append(json.dumps(envelope, indent=indent))
+    file = shipper.folder / "batches.json"
+    file.write_text("\n".join(parts))
+    running = shipper.start("backfill", file, settings=SLOW)
+    running.wait_until(lambda: shipper.read_state().read > 2000, "a part is settled")
+    running.kill()
+    assert service.stored < 20_000
+    result = shipper.backfill(file)
+    assert result.returncode == 0
+    assert result.counts()[0] < 20_000, "it began again at the beginning"
+    service.assert_holds_exactly(sample.ids[:20_000])
+    assert shipper.read_state().read == 20_000
+
+
+def test_each_file_of_a_folder_is_read_in_its_own_format(shipper: Shipper, service: Service, sample: Sample):
+    folder = shipper.folder / "mixed"
+    folder.mkdir()
+    rows = documents(sample.lines[:40])
+    (folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    (folder / "b.csv").write_bytes(b"\xef\xbb\xbf" + csv_text(rows[10:20], delimiter="\t"))
+    (folder / "c.json").write_text(json.dumps({"EventType": "Acquisition", "events": rows[20:30]}))
+    (folder / "d.json").write_text(json.dumps(rows[30:]))
+    (folder / "e.empty").touch()
+    result = shipper.backfill(folder)
+    assert (result.returncode, result.counts()) == (0, (40, 40, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:40])
+
+
+def test_a_followed_csv_ships_rows_as_they_come_and_keeps_its_header(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = shipper.folder / "live.csv"
+    text = csv_text(documents(sample.lines[:30])).splitlines(keepends=True)
+    settings = {"input.include": f'["{file}"]', "batch.linger_seconds": 0.05, "input.poll_interval_seconds": 0.1}
+    file.write_bytes(text[0][:20])
+    running = shipper.start("run", settings=settings)
+    for start, end in ((0, 1), (1, 11), (11, 21)):
+        with file.open("ab") as out:
+            out.write(b"".join(text[start:end])[20 if start == 0 else 0 :])
+        if end > 1:
+            wait_until(lambda end=end: service.stored == end - 1, "the rows arrive")
+    assert running.stop().returncode == 0
+    with file.open("ab") as out:
+        out.writelines(text[21:])
+    running = shipper.start("run", settings=settings)
+    wait_until(lambda: service.stored == 30, "the rows arrive after a restart")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:30])
+    assert shipper.read_state().read == 30
+
+
+def test_sloppy_values_are_put_right_and_unknown_fields_dropped(shipper: Shipper, service: Service, sample: Sample):
+    def sloppy(line: bytes) -> bytes:
+        event = json.loads(line)
+        return changed(
+            line,
+            EventId="{" + event["EventId"].upper() + "}",
+            IP=f" {event['IP']}",
+            Timestamp=event["Timestamp"].replace("Z", ".5+00:00"),
+            ConsumerID=str(event["ConsumerID"]),
+            ConsumerCountry=event["ConsumerCountry"].lower(),
+            CustomerCurrencyID=int(event["CustomerCurrencyID"]),
+            AffiliateID=event["AffiliateID"] or None,
+            Phone="+44 20 7946 0000",
+        )
+
+    file = shipper.folder / "sloppy.ndjson"
+    file.write_bytes(b"".join(map(sloppy, sample.lines[:500])))
+    refused = shipper.run(
+        "validate", file, settings={"records.mode": "strict", "records.unknown_fields": "reject"}, check=False
+    )
+    assert refused.returncode == 3
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (0, (500, 500, 0, 0, 0))
+    for line in sample.lines[:500:50]:
+        event = json.loads(line)
+        assert stored(service, event["EventId"]) == event
+    found = shipper.run("validate", file, "--format", "json", check=False)
+    assert "7946" not in found.stdout
+    findings = json.loads(found.stdout)
+    assert findings["unknown_fields"] == {"Phone": 500}
+    assert findings["normalized"]["EventId"] == 500
+
+
+def as_csv(lines: list[bytes]) -> bytes:
+    return csv_text(documents(lines))
+
+
+def as_array(lines: list[bytes]) -> bytes:
+    return b"[" + b",".join(line.rstrip() for line in lines) + b"]"
+
+
+@pytest.mark.parametrize(("made", "name"), [(as_csv, "x.csv"), (as_array, "x.json")])
+def test_a_bad_record_among_good_ones_is_kept_as_it_came(
+    shipper: Shipper, service: Service, sample: Sample, made: Callable[[list[bytes]], bytes], name: str
+):
+    lines = sample.lines[:100]
+    lines[50] = changed(lines[50], IP="192.0.2.256")
+    file = shipper.folder / name
+    data = made(lines)
+    file.write_bytes(data)
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (3, (100, 99, 1, 0, 0))
+    (letter,) = shipper.read_state().dead_letters
+    assert letter.rule == "ip"
+    assert data[letter.start_offset : letter.end_offset] == letter.raw
+    assert b"192.0.2.256" in letter.raw
+    service.assert_holds_exactly(event_ids(lines[:50] + lines[51:]))
+
+
+def test_what_is_neither_csv_nor_batch_is_refused_with_a_way_out(shipper: Shipper, sample: Sample):
+    file = shipper.folder / "deposits.json"
+    file.write_text(json.dumps({"EventType": "Deposit", "events": documents(sample.lines[:5000])}))
+    result = shipper.backfill(file, settings={"input.format": "batch"})
+    assert result.returncode == 4
+    assert "is input.format right?" in result.stderr
+    piped = shipper.pipe(b"x", settings={"input.format": "csv"})
+    assert piped.returncode == 2
+    assert "input.format: 'csv' is not for standard input" in piped.stderr
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("mapping.Ip", "a", "records.mapping.Ip: is no field of the wire form; did you mean IP?"),
+        ("mapping.IP", "{ form = 'a' }", "records.mapping.IP: cannot be understood"),
+        ("mapping.IP", "{ from = 'a', const = 'b' }", "records.mapping.IP: needs one of from, const and template"),
+        ("mapping.BTag", "{ template = '{a' }", "records.mapping.BTag: template '{a' is broken"),
+        ("assume_timezone", "Mars/Phobos", "records.assume_timezone: 'Mars/Phobos' is no time zone known here"),
+        ("event_id_fields", "['Name']", "records.event_id_fields: 'Name' is no field"),
+    ],
+)
+@pytest.mark.parametrize("command", ["validate", "backfill"])
+def test_a_mistake_in_the_settings_is_found_at_the_start_and_named(
+    shipper: Shipper, sample: Sample, command: str, key: str, value: str, message: str
+):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0])
+    result = shipper.run(command, file, settings={f"records.{key}": value})
+    assert result.returncode == 2
+    assert message in result.stderr

@@ -1,0 +1,354 @@
+"""The life of dead letters after they were refused: looked at, sent once more, deleted; and a quota that is met."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Service, Shipper, changed, event_ids
+from tests.e2e.fake_service import HANG, FakeService, Reply
+
+REFUSE_ALL = {"records.allowed_statuses": '["None such"]'}
+ZERO = (0, 0, 0, 0, 0)
+
+
+def refuse(shipper: Shipper, lines: list[bytes], name: str = "events.ndjson") -> Path:
+    """Make dead letters of good lines, by a setting that refuses them all."""
+    file = shipper.folder / name
+    file.write_bytes(b"".join(lines))
+    result = shipper.backfill(file, settings=REFUSE_ALL)
+    assert (result.returncode, result.counts()) == (3, (len(lines), 0, len(lines), 0, 0))
+    return file
+
+
+def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: object):
+    return shipper.run("dead-letters", command, *arguments, **options)
+
+
+# Replay -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_replay_sends_what_keeps_the_rules_by_now_and_only_once(shipper: Shipper, service: Service, sample: Sample):
+    lines = [*sample.lines[:400], changed(sample.lines[400], BTag="?"), b"broken\n"]
+    refuse(shipper, lines)
+    assert service.stored == 0
+
+    rehearsal = letters(shipper, "replay", "--dry-run")
+    assert rehearsal.returncode == 3
+    assert "400 dead letters would be sent, 2 would fail again" in rehearsal.stdout
+    assert "dead letter 401: " in rehearsal.stdout
+    assert service.counts()["requests"] == 0
+
+    result = letters(shipper, "replay", "--summary", "json")
+    assert (result.returncode, result.counts()) == (3, (402, 400, 2, 0, 0))
+    service.assert_holds_exactly(sample.ids[:400])
+    state = shipper.read_state()
+    assert (state.read, state.accepted, state.dead_lettered, state.purged) == (402, 400, 2, 0)
+    assert [(letter.id, letter.rule, letter.attempts) for letter in state.dead_letters] == [
+        (401, "btag", 1),
+        (402, "json", 1),
+    ]
+    again = letters(shipper, "replay", "--summary", "json")
+    assert (again.returncode, again.counts()) == (3, (2, 0, 2, 0, 0))
+    assert set(service.times_received().values()) == {1}
+    checkpoint = shipper.read_state().checkpoints
+    assert shipper.backfill(shipper.folder / "events.ndjson").counts() == ZERO
+    assert shipper.read_state().checkpoints == checkpoint
+
+
+def test_a_replay_takes_those_that_are_asked_for(shipper: Shipper, service: Service, sample: Sample):
+    refuse(shipper, sample.lines[:10], "a.ndjson")
+    refuse(shipper, [*sample.lines[10:20], b"broken\n"], "b.ndjson")
+    result = letters(
+        shipper, "replay", "--path", "*/b.ndjson", "--reason", "status", "--limit", "3", "--summary", "json"
+    )
+    assert (result.returncode, result.counts()) == (0, (3, 3, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[10:13])
+    assert letters(shipper, "replay", "--delivery", "rejected", "--summary", "json").counts() == ZERO
+    assert letters(shipper, "replay", "--since", "2999-01-01", "--summary", "json").counts() == ZERO
+    result = letters(shipper, "replay")
+    assert result.returncode == 3
+    assert "17 accepted" in result.stderr
+    service.assert_holds_exactly(sample.ids[:20])
+
+
+def test_a_replay_that_is_killed_goes_on_with_what_is_left(shipper: Shipper, fake: FakeService, sample: Sample):
+    refuse(shipper, sample.lines[:100])
+    shipper.target = fake.target
+    fake.plan(*[Reply()] * 4)
+    fake.default = HANG
+    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.01}
+    running = shipper.start("dead-letters", "replay", settings=settings)
+    running.wait_until(lambda: shipper.read_state().accepted == 40 and fake.requests == 5, "four batches saved")
+    running.kill()
+    assert len(shipper.read_state().dead_letters) == 60
+    fake.release()
+    fake.default = Reply()
+    result = letters(shipper, "replay", "--summary", "json", settings=settings)
+    assert (result.returncode, result.counts()) == (0, (60, 60, 0, 0, 0))
+    sent = fake.event_ids(fake.bodies)
+    assert set(sent) == set(sample.ids[:100])
+    assert len(sent) == 110, "only the batch that was on its way came twice"
+
+
+def test_a_replay_that_is_stopped_can_go_on(shipper: Shipper, fake: FakeService, sample: Sample):
+    refuse(shipper, sample.lines[:30])
+    shipper.target = fake.target
+    fake.plan(Reply())
+    fake.default = Reply(status=503)
+    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.drain_timeout_seconds": 0.2}
+    running = shipper.start("dead-letters", "replay", "--summary", "json", settings=settings)
+    running.wait_until(lambda: fake.requests > 2, "the second batch to be refused")
+    result = running.stop()
+    assert result.returncode == 4
+    assert result.counts()[1] == 10
+    fake.default = Reply()
+    assert letters(shipper, "replay", "--summary", "json").counts() == (20, 20, 0, 0, 0)
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:30])
+
+
+def test_letters_of_which_only_the_position_is_known_stay(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0] + b"x" * 3_000_000 + b"\n")
+    assert shipper.backfill(file).returncode == 3
+    for command in (["replay", "--summary", "json"], ["replay", "--dry-run"]):
+        result = letters(shipper, *command)
+        assert result.returncode == 3
+        assert "1 dead letters are known by their position only" in result.stderr
+    exported = letters(shipper, "export")
+    assert (exported.returncode, exported.stdout) == (0, "")
+    assert "1 dead letters are known by their position only" in exported.stderr
+    assert "3,000,0" not in letters(shipper, "show", "1").stdout
+    assert len(shipper.read_state().dead_letters) == 1
+
+
+def test_a_replay_beside_a_running_shipper_is_refused(shipper: Shipper, service: Service, sample: Sample):
+    refuse(shipper, sample.lines[:3])
+    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running.wait_until(lambda: "" != (shipper.state / "lock").read_text() == f"{running.pid}\n", "the lock")
+    result = letters(shipper, "replay", check=False)
+    assert result.returncode == 5
+    assert f"process {running.pid}" in result.stderr
+    assert letters(shipper, "purge", "--consumer-id", "1", "--yes", check=False).returncode == 5
+    assert letters(shipper, "list", check=False).stdout.count("status") >= 3
+    assert len(letters(shipper, "export", check=False).stdout.splitlines()) == 3
+    assert "dead letter 2\n" in letters(shipper, "show", "2", check=False).stdout
+    assert "3 dead letters would be sent" in letters(shipper, "replay", "--dry-run", check=False).stdout
+    running.stdin.write(b"".join(sample.lines[10:20]))
+    running.stdin.flush()
+    running.wait_until(lambda: shipper.read_state().accepted == 10, "events beside it")
+    assert letters(shipper, "purge", "--all", "--yes", check=False).returncode == 0
+    running.stdin.write(b"broken\n")
+    running.stdin.close()
+    assert running.finish().returncode == 3
+    state = shipper.read_state()
+    assert (state.read, state.accepted, state.dead_lettered, state.purged) == (14, 10, 4, 3)
+
+
+# Quota --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_at_its_quota_waits_and_goes_on_by_itself(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"broken\n" * 3 + b"".join(sample.lines[:50]))
+    settings = {
+        "state.dead_letter_max_bytes": 1200,
+        "state.commit_interval_seconds": 0.05,
+        "batch.max_events": 1,
+        "input.format": "ndjson",
+    }
+    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
+    running.wait_for("dead_letters_full")
+    time.sleep(0.5)
+    assert running.stderr.count("delivery_paused") == 1
+    assert not running.has_ended
+    assert letters(shipper, "purge", "--reason", "json", "--yes", check=False).returncode == 0
+    result = running.finish()
+    assert (result.returncode, result.counts()) == (3, (53, 50, 3, 0, 0))
+    assert "delivery_resumed" in result.stderr
+    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (2, 1)
+    service.assert_holds_exactly(sample.ids[:50])
+
+
+def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"broken\n" * 3 + b"".join(sample.lines[:50]))
+    settings = {"batch.max_events": 1, "delivery.give_up_after_seconds": 0.5, "input.format": "ndjson"}
+    result = shipper.backfill(file, settings={**settings, "state.dead_letter_max_bytes": 1200})
+    assert result.returncode == 4
+    assert result.summary
+    assert (result.summary["outcome"], result.summary["dead_lettered"]) == ("gave_up", 2)
+    assert "state.dead_letter_max_bytes" in result.stderr
+    assert shipper.backfill(file, settings=settings).returncode == 3
+    service.assert_holds_exactly(sample.ids[:50])
+    assert len(shipper.read_state().dead_letters) == 3
+
+
+def test_letters_expire_at_the_next_start(shipper: Shipper, service: Service, sample: Sample):
+    refuse(shipper, sample.lines[:5])
+    time.sleep(0.1)
+    result = shipper.pipe(sample.lines[9], settings={"state.dead_letter_retention_days": 0.000001})
+    assert result.counts() == (1, 1, 0, 0, 0)
+    assert '"count":5' in result.stderr
+    assert (shipper.read_state().purged, shipper.read_state().dead_letters) == (5, ())
+
+
+# Purge --------------------------------------------------------------------------------------------------------------
+
+
+def bytes_on_disk(folder: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_consumer_is_erased_from_letters_and_spool(shipper: Shipper, fake: FakeService, sample: Sample):
+    canary = {"ConsumerID": 777000777, "Username": "canary_bird"}
+    refuse(
+        shipper,
+        [changed(sample.lines[0], **canary), *sample.lines[1:50], b'{"Username":"canary_bird", 777000777\n'],
+    )
+    shipper.target = fake.target
+    fake.default = HANG
+    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running.stdin.write(changed(sample.lines[60], **canary) + sample.lines[61] + b"777000777 canary_bird\n")
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests, "a request")
+    running.kill()
+    fake.release()
+    assert bytes_on_disk(shipper.state).count(b"canary_bird") >= 4
+
+    result = letters(shipper, "purge", "--consumer-id", "0777000777", "--yes")
+    assert result.returncode == 0
+    assert "2 dead letters and 2 spooled records erased" in result.stderr
+    assert b"canary_bird" not in bytes_on_disk(shipper.state)
+    assert b"777000777" not in bytes_on_disk(shipper.state)
+    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (2, 49)
+
+    fake.default = Reply()
+    fake.stored.clear()
+    assert shipper.pipe().counts() == (1, 1, 0, 0, 0)
+    assert fake.event_ids() == event_ids([sample.lines[61]])
+    again = letters(shipper, "purge", "--consumer-id", "777000777", "--yes")
+    assert "0 dead letters and 0 spooled records erased" in again.stderr
+
+
+def test_what_is_purged_is_gone_from_the_disk(shipper: Shipper, service: Service, sample: Sample):
+    refuse(shipper, [changed(line, Username="canary_bird") for line in sample.lines[:200]])
+    assert b"canary_bird" in bytes_on_disk(shipper.state)
+    result = letters(shipper, "purge", "--older-than", "0", "--yes")
+    assert "200 dead letters deleted" in result.stderr
+    assert b"canary_bird" not in bytes_on_disk(shipper.state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["purge"], "--all"),
+        (["purge", "--all", "--reason", "ip"], "--all goes with no filter"),
+        (["purge", "--all"], "--yes"),
+        (["purge", "--consumer-id", "12x", "--yes"], "whole number"),
+        (["purge", "--consumer-id", "12", "--reason", "ip", "--yes"], "no filter"),
+        (["list", "--since", "yesterday"], "2026-11-01"),
+        (["list", "--delivery", "lost"], "ambiguous"),
+        (["list", "--format", "xml"], "json"),
+        (["list", "--limit", "0"], "--limit"),
+        (["replay", "--dry-run", "--summary", "json"], "--dry-run"),
+        (["show", "99"], "no dead letter 99"),
+        (["show", "x"], "x"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    shipper: Shipper, service: Service, sample: Sample, arguments: list[str], words: str
+):
+    refuse(shipper, sample.lines[:2])
+    result = shipper.run("dead-letters", *arguments)
+    assert result.returncode == 2
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+    assert len(shipper.read_state().dead_letters) == 2
+
+
+# Looking ------------------------------------------------------------------------------------------------------------
+
+
+def test_letters_are_listed_without_what_stands_in_them(shipper: Shipper, service: Service, sample: Sample):
+    personal = {"Username": "canary_bird", "IP": "198.51.100.213"}
+    lines = [changed(line, **personal) for line in sample.lines[:30]]
+    file = refuse(shipper, [*lines, b"canary_bird\x1b[31m\xff\n"])
+    listed = letters(shipper, "list")
+    rows = listed.stdout.splitlines()
+    assert rows[0].split() == ["id", "time", "rule", "file:offset", "EventId", "message"]
+    assert [int(row.split()[0]) for row in rows[1:21]] == list(range(31, 11, -1))
+    assert f"{file}:{len(lines[0])}" not in listed.stdout
+    assert rows[-1] == "20 of 31 dead letters: status 30, encoding 1"
+    as_json = letters(shipper, "list", "--format", "json", "--limit", "100", "--reason", "status")
+    documents = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert [document["event_id"] for document in documents] == sample.ids[:30][::-1]
+    assert documents[-1]["start_offset"] == 0
+    for output in (listed.stdout, as_json.stdout, listed.stderr, as_json.stderr):
+        assert "canary_bird" not in output
+        assert "198.51.100" not in output
+    assert letters(shipper, "list", "--reason", "ip").stdout == "no dead letters match\n"
+
+    shown = letters(shipper, "show", "31", "1").stdout
+    assert "canary_bird\\x1b[31m\\xff\n" in shown
+    assert lines[0].decode() in shown
+    assert shown.index("dead letter 31") < shown.index("dead letter 1\n")
+
+
+def test_an_export_gives_the_bytes_back(shipper: Shipper, service: Service, sample: Sample):
+    lines = [*sample.lines[:5000], b"\xff\xfe\x00{\n", b"\x1b]0;x\x07\n"]
+    refuse(shipper, lines)
+    command = [SHIPPER, "dead-letters", "export", "--config", shipper.config]
+    done = subprocess.run(command, capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == b"".join(lines)
+    head = " ".join(map(str, command)) + " | head -c 10; echo ${PIPESTATUS[0]}"
+    done = subprocess.run(
+        ["bash", "-c", head], capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder
+    )
+    assert (done.stdout, done.stderr) == (lines[0][:10] + b"0\n", b"")
+    for quiet in ("list --format json --limit 5000", "show " + " ".join(map(str, range(1, 1000)))):
+        head = f"{SHIPPER} dead-letters {quiet} --config {shipper.config} | head -c 10; echo ${{PIPESTATUS[0]}}"
+        done = subprocess.run(
+            ["bash", "-c", head], capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder
+        )
+        assert (done.stdout[10:], done.stderr) == (b"0\n", b"")
+
+
+def test_where_nothing_is_there_is_nothing_to_look_at(shipper: Shipper, service: Service):
+    assert (letters(shipper, "list").returncode, letters(shipper, "list").stdout) == (0, "no dead letters\n")
+    exported = letters(shipper, "export")
+    assert (exported.returncode, exported.stdout, exported.stderr) == (0, "", "no dead letters\n")
+    assert letters(shipper, "show", "1").returncode == 2
+    assert letters(shipper, "purge", "--all", "--yes").stderr == "no dead letters\n"
+    assert "nothing is kept" in letters(shipper, "purge", "--consumer-id", "5", "--yes").stderr
+    assert letters(shipper, "replay", "--dry-run").returncode == 0
+    assert not shipper.state.exists()
+    result = letters(shipper, "replay", "--summary", "json")
+    assert (result.returncode, result.counts()) == (0, ZERO)
+
+
+@pytest.mark.parametrize("command", ["list", "show", "export", "replay", "purge"])
+def test_each_command_shows_an_example(shipper: Shipper, service: Service, command: str):
+    text = shipper.run("dead-letters", command, "--help", configured=False, check=False).stdout
+    assert f"Example: shipper dead-letters {command}" in text
+    assert all(option in text for option in ("--config", "--set", "--log-level", "--log-format"))
+
+
+def test_a_stop_at_the_quota_leaves_the_rest_pending(shipper: Shipper, service: Service, sample: Sample):
+    settings = {"state.dead_letter_max_bytes": 1200, "batch.max_events": 1}
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running.stdin.write(b"broken\n" * 3 + b"".join(sample.lines[:5]))
+    running.stdin.flush()
+    running.wait_for("dead_letters_full")
+    running.process.send_signal(signal.SIGTERM)
+    result = running.finish(limit_s=10)
+    assert result.returncode == 4
+    assert shipper.pipe().returncode == 3
+    service.assert_holds_exactly(sample.ids[:5])
+    assert shipper.read_state().dead_lettered == 3

@@ -1,0 +1,178 @@
+"""Framing: wherever an input is cut, the same records come out, and none that is not whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+
+BATCH = BatchElements()
+CSV = CsvRows(b"a,b,c\n", ",")
+
+
+def records(framing: Framing, data: bytes) -> list[bytes]:
+    return [data[frame.start : frame.end] for frame in framing.frames(data, 0)]
+
+
+def in_two(framing: Framing, data: bytes, at: int) -> list[bytes]:
+    """Read what had been written by some moment, then the rest."""
+    cut = framing.cut(data[:at], is_final=False)
+    return records(framing, data[:cut]) + records(framing, data[cut:])
+
+
+def assert_cuts_do_not_matter(framing: Framing, data: bytes) -> None:
+    whole = records(framing, data)
+    for at in range(len(data) + 1):
+        parts = in_two(framing, data, at)
+        assert [part for part in parts if part] == [record for record in whole if record], at
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'[{"a":1},{"b":[{}]}]', [b'{"a":1}', b'{"b":[{}]}']),
+        (b'{"EventType":"Acquisition","events":[{"a":"]}"}\n, {"b":"\\""} ]}\n', [b'{"a":"]}"}', b'{"b":"\\""}']),
+        (b'{"events":[{"a":1}],"EventType":"Acquisition"}', [b'{"a":1}']),
+        (b'[]\n{"events":[]}[{"a":1}]', [b'{"a":1}']),
+        (b'[1,"x,]",null,{"a":1},[2]]', [b"1", b'"x,]"', b"null", b'{"a":1}', b"[2]"]),
+        (b'[{"a":1},{"b":', [b'{"a":1}', b'{"b":']),
+        (b'{"EventType":"Deposit","events":[{"a":1}]}', [b'{"EventType":"Deposit","events":[{"a":1}]}']),
+        (b"", []),
+        (b" \n", []),
+    ],
+)
+def test_elements_of_batches(data: bytes, expected: list[bytes]):
+    assert records(BATCH, data) == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"1,2,3\n4,5,6\n", [b"1,2,3", b"4,5,6"]),
+        (b"1,2,3\r\n4,5,6", [b"1,2,3\r", b"4,5,6"]),
+        (b'1,"2\n2","3 ""q"""\n4,5,6\n', [b'1,"2\n2","3 ""q"""', b"4,5,6"]),
+        (b'1,5" pipe,3\n4,5,6\n', [b'1,5" pipe,3', b"4,5,6"]),
+        (b'1,"open,3\n4,5,6\n', [b'1,"open,3', b"4,5,6"]),
+        (b'1,"a"b,3\n4,5,6\n', [b'1,"a"b,3', b"4,5,6"]),
+        (b"\n\n1,2,3\n", [b"", b"", b"1,2,3"]),
+    ],
+)
+def test_rows_of_csv(data: bytes, expected: list[bytes]):
+    assert records(CSV, data) == expected
+
+
+def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_of_a_file():
+    data = b'1,"open,3\n' + b"4,5,6\n" * 60_000
+    assert CSV.cut(data[:100_000], is_final=False) == 0
+    assert CSV.cut(data, is_final=False) == len(data)
+    assert len(records(CSV, data)) == 60_001
+
+
+_cells = st.text(st.sampled_from('ab",\n; é'), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_cells, _cells, _cells), min_size=1, max_size=5))
+def test_what_a_csv_writer_writes_is_found_again_wherever_it_is_cut(rows: Sequence[tuple[str, ...]]):
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    data = out.getvalue().encode()
+    found = [next(csv.reader([record.decode()], strict=True), []) for record in records(CSV, data)]
+    assert found == [list(row) for row in rows]
+    assert_cuts_do_not_matter(CSV, data)
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(st.sampled_from('ab"\\{}[],: \n'), max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab}", max_size=2), inner, max_size=3),
+    max_leaves=6,
+)
+_objects = st.dictionaries(st.text("ab{", min_size=1, max_size=2), _values, min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(_objects, max_size=3), min_size=1, max_size=3), st.sampled_from([None, 1]), st.booleans())
+def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
+    batches: list[list[dict]], indent: int | None, has_envelope: bool
+):
+    texts = [
+        json.dumps({"EventType": "Acquisition", "events": batch} if has_envelope else batch, indent=indent)
+        for batch in batches
+    ]
+    data = "\n".join(texts).encode()
+    assert [json.loads(record) for record in records(BATCH, data)] == [event for batch in batches for event in batch]
+    assert_cuts_do_not_matter(BATCH, data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]",\n\\a1: '), max_size=60).map(str.encode))
+def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
+    for framing in (LINES, CSV, BATCH):
+        frames = list(framing.frames(data, 0))
+        assert all(a.end <= b.start for a, b in pairwise(frames))
+        assert all(frame.start <= frame.end <= frame.cut <= len(data) for frame in frames)
+        assert 0 <= framing.cut(data, is_final=False) <= framing.cut(data, is_final=True) == len(data)
+
+
+@pytest.mark.parametrize(
+    ("head", "is_whole", "expected"),
+    [
+        (b'{"EventId":"x"}\n', False, "ndjson"),
+        (b'{"EventId":"x"', False, None),
+        (b'{"EventId":"x"}', True, "ndjson"),
+        (b'\xef\xbb\xbf{"EventId":1}\n', False, "ndjson"),
+        (b'{"EventType":"Acquisition","events":[', False, "batch"),
+        (b'{"EventType":"Acquisition",\n', False, "ndjson"),
+        (b"[", False, "batch"),
+        (b" \n[", False, "batch"),
+        (b"EventId,IP\n", False, "csv"),
+        (b"EventId,IP", False, None),
+        (b'"Event id";"IP (v4)"\r\n', False, "csv"),
+        ("straße,größe\n".encode(), False, "csv"),
+        (b"not json\n", False, "ndjson"),
+        (b"\xff\xfe\0{\n", False, "ndjson"),
+        (b'"EventId":"x","IP":"192.0.2.1"}\n', False, "ndjson"),
+        (b"a,a\n", False, "ndjson"),
+        (b"1,2,3\n", False, "ndjson"),
+        (b"a,,c\n", False, "ndjson"),
+        (b"", False, None),
+        (b"", True, "ndjson"),
+        (b"\0\0", False, None),
+    ],
+)
+def test_the_first_bytes_tell_the_format(head: bytes, is_whole: bool, expected: str | None):
+    assert sniff(head, is_whole=is_whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "delimiter", "names"),
+    [
+        (b"a,b\n1,2\n", "", ["a", "b"]),
+        (b"a;b,c;d\n", "", ["a", "b,c", "d"]),
+        (b"a\tb\r\n", "", ["a", "b"]),
+        (b"a|b\n", "", ["a", "b"]),
+        (b"a;b,c\n", ",", ["a;b", "c"]),
+        (b'\xef\xbb\xbf"a b", c \n', "", ["a b", "c"]),
+        (b"only\n", "", ["only"]),
+    ],
+)
+def test_the_header_tells_columns_and_delimiter(head: bytes, delimiter: str, names: list[str]):
+    rows = csv_rows(head, is_whole=False, delimiter=delimiter)
+    assert rows is not None
+    assert rows.names == names
+    assert rows.header == head.partition(b"\n")[0] + b"\n"
+
+
+def test_a_header_without_an_end_is_waited_for():
+    assert csv_rows(b"a,b", is_whole=False) is None
+    rows = csv_rows(b"a,b", is_whole=True)
+    assert rows is not None
+    assert rows.names == ["a", "b"]

@@ -1,0 +1,421 @@
+"""The dead letters in the state store: their quota, their end, their replay, and tables of an earlier version."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shipper.errors import StateError
+from shipper.framing import CsvRows
+from shipper.records import Checkpoint, Chunk, Rejection, Stream
+from shipper.state.erasure import erase_spooled, spooled_records
+from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
+from shipper.state.replay import Replay, ReplayStream
+from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of
+from shipper.state.store import Store
+
+VERSION_1 = """
+CREATE TABLE streams (
+    stream_id INTEGER PRIMARY KEY, kind TEXT NOT NULL, path TEXT NOT NULL, device INTEGER NOT NULL,
+    inode INTEGER NOT NULL, checkpoint INTEGER NOT NULL, head_bytes INTEGER NOT NULL, head_digest BLOB NOT NULL,
+    marker_bytes INTEGER NOT NULL, marker_digest BLOB NOT NULL, updated_at REAL NOT NULL
+) STRICT;
+CREATE INDEX streams_by_inode ON streams (device, inode);
+CREATE TABLE totals (
+    one INTEGER PRIMARY KEY CHECK (one = 1), read INTEGER NOT NULL, accepted INTEGER NOT NULL,
+    dead_lettered INTEGER NOT NULL, duplicates INTEGER NOT NULL, youngest_stream_id INTEGER NOT NULL
+) STRICT;
+INSERT INTO totals VALUES (1, 10, 7, 2, 1, 4);
+CREATE TABLE dead_letters (
+    id INTEGER PRIMARY KEY, stream_id INTEGER NOT NULL, path TEXT NOT NULL, start_offset INTEGER NOT NULL,
+    end_offset INTEGER NOT NULL, rule TEXT NOT NULL, message TEXT NOT NULL, delivery TEXT NOT NULL,
+    event_id TEXT NOT NULL, raw BLOB NOT NULL, attempts INTEGER NOT NULL, first_at REAL NOT NULL, last_at REAL NOT NULL
+) STRICT;
+INSERT INTO dead_letters VALUES (3, 4, '/a', 10, 20, 'ip', 'no', 'invalid', 'e', x'FF7B7D', 0, 1.0, 2.0);
+INSERT INTO dead_letters
+VALUES (7, 4, '/a', 30, 60, 'json', 'no', 'invalid', '', CAST('{"ConsumerID": 42,' AS BLOB), 0, 1.0, 2.0);
+PRAGMA application_id = 1397246288;
+PRAGMA user_version = 1;
+"""
+
+
+def rejection(at: int = 0, raw: bytes = b"{}", rule: str = "ip", **changes: Any) -> Rejection:
+    return Rejection(start_offset=at, end_offset=at + len(raw), rule=rule, message="no", raw=raw, **changes)
+
+
+def checkpoint(
+    *rejections: Rejection, stream_id: int = 1, end: int = 100, path: str = "/a", **changes: Any
+) -> Checkpoint:
+    stream = changes.pop("stream", None) or Stream(stream_id=stream_id, kind="file", path=path, inode=stream_id)
+    counts = {"accepted": 0, "duplicates": 0} | changes
+    read = len(rejections) + counts["accepted"] + counts["duplicates"]
+    return Checkpoint(stream=stream, end_offset=end, tail=b"t", rejections=list(rejections), read=read, **counts)
+
+
+def size(*raws: bytes) -> int:
+    return sum(len(raw) + LETTER_OVERHEAD_BYTES for raw in raws)
+
+
+def totals(directory: Path) -> dict[str, int]:
+    with closing(sqlite3.connect(directory / "state.db")) as db:
+        db.row_factory = sqlite3.Row
+        return dict(db.execute("SELECT * FROM totals").fetchone())
+
+
+def assert_counted(store: Store, directory: Path) -> None:
+    """What holds at any time."""
+    found = totals(directory)
+    rows = store.letters.ids(EVERYTHING)
+    assert found["read"] == found["accepted"] + found["dead_lettered"] + found["duplicates"]
+    assert found["dead_lettered"] == len(rows) + found["purged"]
+    contents = [store.letters.content(letter_id) for letter_id in rows]
+    assert found["dead_letter_bytes"] == size(*(content.raw + content.header for content in contents if content))
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Any]:
+    stores = []
+
+    def make(**options: Any) -> Store:
+        stores.append(Store(tmp_path, **options))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        assert_counted(store, tmp_path)
+        store.close()
+
+
+@pytest.fixture
+def store(make: Any) -> Store:
+    return make()
+
+
+# Versions -----------------------------------------------------------------------------------------------------------
+
+
+def old_database(directory: Path) -> Path:
+    path = directory / "state.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(VERSION_1)
+    return path
+
+
+def test_a_database_of_version_1_is_brought_up_to_date(tmp_path: Path, make: Any):
+    path = old_database(tmp_path)
+    assert open_letters(tmp_path) is None, "reading alone changes no tables"
+    store = make()
+    assert totals(tmp_path) | {"dead_letter_bytes": 0} == {
+        "one": 1, "read": 10, "accepted": 7, "dead_lettered": 2, "duplicates": 1, "youngest_stream_id": 4, "purged": 0,
+        "dead_letter_bytes": 0,
+    }  # fmt: skip
+    second, first = store.letters.newest(EVERYTHING, 10)
+    assert (first.id, first.rule, first.consumer_id, first.status, first.raw_bytes) == (3, "ip", "", 0, 3)
+    assert (second.id, second.consumer_id, second.first_at, second.last_at) == (7, "42", 1.0, 2.0)
+    assert store.letters.content(3) == (b"", b"\xff{}")
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+        made = dict(db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall())
+    assert "old_dead_letters" not in made
+    store.save([checkpoint(rejection())], 3.0)
+    assert store.letters.ids(EVERYTHING) == [3, 7, 8]
+
+
+def test_old_and_new_databases_have_the_same_columns(tmp_path: Path):
+    columns = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        if name == "old":
+            old_database(tmp_path / name)
+        Store(tmp_path / name).close()
+        with closing(sqlite3.connect(tmp_path / name / "state.db")) as db:
+            columns.append(
+                [db.execute(f"PRAGMA table_info({table})").fetchall() for table in ("totals", "dead_letters")]
+            )
+    assert columns[0] == columns[1]
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    old_database(tmp_path)
+    monkeypatch.setattr("shipper.state.schema._FROM_1", "ALTER TABLE totals ADD COLUMN purged INTEGER; nonsense;")
+    with pytest.raises(StateError, match="nonsense"):
+        Store(tmp_path)
+    monkeypatch.undo()
+    assert "purged" not in totals(tmp_path)
+    store = Store(tmp_path)
+    assert store.letters.ids(EVERYTHING) == [3, 7]
+    store.close()
+
+
+@pytest.mark.parametrize("spoil", [b"no database" * 1000, None])
+def test_a_database_that_cannot_be_read_is_no_empty_one(tmp_path: Path, spoil: bytes | None):
+    Store(tmp_path).close()
+    if spoil:
+        (tmp_path / "state.db").write_bytes(spoil)
+    else:
+        with closing(sqlite3.connect(tmp_path / "state.db")) as db:
+            db.execute("PRAGMA user_version = 99")
+    with pytest.raises(StateError, match="cannot be used"):
+        open_letters(tmp_path)
+
+
+def test_no_state_has_no_letters(tmp_path: Path):
+    assert open_letters(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+# What is kept, and looking at it ------------------------------------------------------------------------------------
+
+
+def test_a_letter_carries_everything(store: Store):
+    full = rejection(
+        5, b'{"ConsumerID":9}', "status", event_id="e", status=422, delivery="ambiguous", attempts=3, header=b"a,b\n"
+    )
+    store.save([checkpoint(full, rejection(30, raw=b"x", consumer_id="8"))], 50.0)
+    other, letter = store.letters.newest(EVERYTHING, 2)
+    assert (letter.path, letter.start_offset, letter.end_offset, letter.stream_id) == ("/a", 5, 21, 1)
+    assert (letter.status, letter.delivery, letter.attempts, letter.event_id) == (422, "ambiguous", 3, "e")
+    assert (letter.consumer_id, other.consumer_id) == ("9", "8")
+    assert (letter.first_at, letter.last_at) == (50.0, 50.0)
+    assert store.letters.content(letter.id) == (b"a,b\n", b'{"ConsumerID":9}')
+
+
+def test_a_message_has_an_end(store: Store):
+    long = Rejection(start_offset=0, end_offset=1, rule="x", message="é" * 9000, raw=b"x")
+    store.save([checkpoint(long)], 1.0)
+    assert store.letters.newest(EVERYTHING, 1)[0].message == "é" * 2048
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        (b'{"ConsumerID":42}', "42"),
+        (b'{"IP":"x","ConsumerID" : "0042"', "42"),
+        (b'{"ConsumerID":7,"ConsumerID":8}', "8"),
+        (b'\xff\xfe{"ConsumerID":\t42,', "42"),
+        (b'{"ConsumerID":4.2e1}', ""),
+        (b'{"ConsumerID":-3}', ""),
+        (b'{"ConsumerID":null}', ""),
+        (b'{"ConsumerID":' + b"9" * 50 + b"}", ""),
+        (b'{"XConsumerID":42}', ""),
+        (b"", ""),
+    ],
+)
+def test_the_consumer_is_read_from_what_is_left_of_a_record(raw: bytes, wanted: str):
+    assert consumer_id_of(raw) == wanted
+
+
+def test_letters_are_found_by_what_is_known_of_them(store: Store):
+    store.save([checkpoint(rejection(0), rejection(5, rule="json"), path="/log/a.ndjson")], 100.0)
+    store.save([checkpoint(rejection(delivery="rejected"), rejection(9, raw=b""), stream_id=2, path="/b")], 200.0)
+    for selection, wanted in [
+        (EVERYTHING, [1, 2, 3, 4]),
+        (Selection(rule="ip"), [1, 3, 4]),
+        (Selection(since_s=200.0), [3, 4]),
+        (Selection(before_s=200.0), [1, 2]),
+        (Selection(path="/log/*"), [1, 2]),
+        (Selection(path="*.NDJSON"), []),
+        (Selection(delivery="rejected"), [3]),
+        (Selection(has_raw=True), [1, 2, 3]),
+        (Selection(has_raw=False), [4]),
+        (Selection(rule="ip", path="/b", has_raw=True), [3]),
+    ]:
+        assert store.letters.ids(selection) == wanted, selection
+        assert [letter.id for letter in store.letters.newest(selection, 10)] == wanted[::-1]
+        assert sum(store.letters.count_by_rule(selection).values()) == len(wanted)
+    assert store.letters.ids(EVERYTHING, 2) == [1, 2]
+    assert [letter.id for letter in store.letters.newest(EVERYTHING, 2)] == [4, 3]
+    assert list(store.letters.count_by_rule().items()) == [("ip", 3), ("json", 1)]
+    assert store.letters.get(99) is store.letters.content(99) is None
+
+
+# Quota --------------------------------------------------------------------------------------------------------------
+
+
+def test_what_has_no_room_waits_and_what_needs_none_is_saved(make: Any):
+    store = make(dead_letter_max_bytes=size(b"{}", b"{}"))
+    first = checkpoint(rejection(), end=10)
+    too_much = checkpoint(rejection(), rejection(5), end=20)
+    behind = checkpoint(accepted=3, end=30)
+    other = checkpoint(stream_id=2, accepted=4, end=40)
+    small = checkpoint(rejection(), stream_id=3, end=50)
+    saved = store.save([first, too_much, behind, other, small], 1.0)
+    assert (saved.done, saved.waiting) == ([first, other, small], [too_much, behind])
+    assert "dead-letters purge" in saved.why
+    assert {stream.stream_id: stream.checkpoint for stream in store.streams("file")} == {1: 10, 2: 40, 3: 50}
+
+    assert store.save(saved.waiting, 2.0).waiting == [too_much, behind]
+    assert store.purge([1, 2]) == 2
+    saved = store.save([too_much, behind], 3.0)
+    assert (saved.done, saved.waiting, saved.why) == ([too_much, behind], [], "")
+
+
+def test_letters_that_never_have_room_say_what_they_need(make: Any):
+    saved = make(dead_letter_max_bytes=600).save([checkpoint(rejection(raw=b"x" * 200))], 1.0)
+    assert len(saved.waiting) == 1
+    assert "at least 712" in saved.why
+
+
+# Their end ----------------------------------------------------------------------------------------------------------
+
+
+def bytes_on_disk(directory: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("length", [50, 20_000])
+def test_what_is_purged_is_gone_from_the_disk_and_stays_counted(store: Store, tmp_path: Path, length: int):
+    raws = [b"canary-%d-" % number + b"x" * length for number in range(300)]
+    store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
+    assert bytes_on_disk(tmp_path).count(b"canary-") >= 300
+    store.purge(store.letters.ids(EVERYTHING)[::3])
+    store.purge(store.letters.ids(EVERYTHING))
+    store.scrub()
+    assert b"canary-" not in bytes_on_disk(tmp_path)
+    assert totals(tmp_path)["purged"] == totals(tmp_path)["dead_lettered"] == 300
+    store.save([checkpoint(rejection(), end=900)], 2.0)
+    assert store.letters.ids(EVERYTHING) == [301]
+
+
+def test_purging_what_is_gone_counts_nothing(store: Store, tmp_path: Path):
+    store.save([checkpoint(rejection())], 1.0)
+    assert (store.purge([1, 2]), store.purge([1]), totals(tmp_path)["purged"]) == (1, 0, 1)
+
+
+def test_letters_expire_by_their_first_refusal(store: Store):
+    store.save([checkpoint(rejection())], 100.0)
+    store.save([checkpoint(rejection(), end=200)], 200.0)
+    assert (store.expire(100.0), store.expire(150.0), store.expire(150.0)) == (0, 1, 0)
+    assert store.letters.ids(EVERYTHING) == [2]
+
+
+def test_a_consumer_is_found_by_number_where_it_is_unknown(store: Store):
+    raws = [
+        b'{"ConsumerID":42,', b'{"ConsumerID":421}', b"id=42 broken", b"id=1042;421", b'{"ConsumerID":7,"x":42}',
+    ]  # fmt: skip
+    store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
+    assert store.letters.of_consumer("42") == ([1], [3])
+
+
+def test_spooled_records_are_blanked_in_place(tmp_path: Path):
+    lines = [b'{"ConsumerID":42,"IP":"1.2.3.4"}\r\n', b'{"ConsumerID":7,"x":42}\n', b"broken 42\n", b'{"ConsumerID":42']
+    (tmp_path / "000000000001.ndjson").write_bytes(b"".join(lines))
+    (tmp_path / "000000000002.ndjson").write_bytes(lines[1])
+    assert spooled_records(tmp_path, "42") == 3
+    assert erase_spooled(tmp_path, "42") == 3
+    wanted = [b" " * 32 + b"\r\n", lines[1], b" " * 9 + b"\n", b" " * 16]
+    assert (tmp_path / "000000000001.ndjson").read_bytes() == b"".join(wanted)
+    assert (tmp_path / "000000000002.ndjson").read_bytes() == lines[1]
+    assert spooled_records(tmp_path, "42") == 0
+    assert erase_spooled(tmp_path / "none", "42") == 0
+
+
+# Replay -------------------------------------------------------------------------------------------------------------
+
+
+def replayed(store: Store, directory: Path, *, ids: list[int] | None = None) -> list[Chunk]:
+    letters = open_letters(directory)
+    assert letters
+    try:
+        return list(Replay(letters, ids or store.letters.ids(EVERYTHING), itertools.count(50).__next__).chunks())
+    finally:
+        letters.close()
+
+
+def settled(stream: Stream, start: int, end: int, *rejections: Rejection, **counts: int) -> Checkpoint:
+    made = checkpoint(*rejections, stream=stream, end=end, **counts)
+    return Checkpoint(
+        **{name: getattr(made, name) for name in made.__struct_fields__ if name != "start_offset"}, start_offset=start
+    )
+
+
+def test_letters_are_sent_one_a_line_and_each_is_known_by_its_place(store: Store, tmp_path: Path):
+    raws = [b"\xef\xbb\xbf{}", b'{"a":\n1}', b"\xff"]
+    store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
+    (chunk,) = replayed(store, tmp_path)
+    stream = chunk.stream
+    assert isinstance(stream, ReplayStream)
+    assert chunk.start_offset > 0, "a byte-order mark counts at the start of a stream only"
+    assert chunk.data.split(b"\n") == [b"\xef\xbb\xbf{}", b'{"a": 1}', b"\xff", b""]
+    places = [chunk.start_offset + at for at in (0, 6, 15)]
+    assert [stream.letter_at(place) for place in places] == [1, 2, 3]
+    assert [stream.letter_at(place + 1) for place in places[:2]] == [1, 2]
+    assert stream.letters_in(places[0], places[2]) == [1, 2]
+    assert stream.letters_in(places[2], chunk.end_offset) == [3]
+
+
+def test_many_letters_come_in_several_chunks_without_a_gap(store: Store, tmp_path: Path):
+    raws = [b"%06d" % number + b"x" * 5000 for number in range(700)]
+    store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
+    store.purge([1, 300, 700])
+    chunks = replayed(store, tmp_path, ids=list(range(1, 701)))
+    assert len(chunks) > 2
+    assert all(left.end_offset == right.start_offset for left, right in itertools.pairwise(chunks))
+    lines = b"".join(chunk.data for chunk in chunks).splitlines()
+    assert lines == [raw for number, raw in enumerate(raws, 1) if number not in {1, 300, 700}]
+
+
+def test_rows_that_need_a_header_come_with_it_each_alone(store: Store, tmp_path: Path):
+    rows = [rejection(0, b'a"b;1', header=b"x;y\n"), rejection(9, b'"c\nd";2', header=b"x;y\n"), rejection(20, b"{}")]
+    store.save([checkpoint(*rows)], 1.0)
+    first, second, third = replayed(store, tmp_path)
+    assert isinstance(first.stream.framing, CsvRows)
+    assert first.stream.framing.names == ["x", "y"]
+    assert [first.data, second.data, third.data] == [b'a"b;1\n', b'"c\nd";2\n', b"{}\n"]
+    assert first.stream is second.stream is not third.stream
+    assert not isinstance(third.stream.framing, CsvRows)
+
+
+def test_what_was_replayed_moves_in_the_totals_and_what_failed_again_stays(store: Store, tmp_path: Path):
+    store.save([checkpoint(*(rejection(number, b"{%d}" % number) for number in range(5)))], 1.0)
+    (chunk,) = replayed(store, tmp_path)
+    starts = chunk.stream.starts  # type: ignore[attr-defined]
+    again = rejection(starts[1], rule="json", status=400, delivery="rejected")
+    store.save([settled(chunk.stream, starts[0], starts[3], again, accepted=1, duplicates=1)], 9.0)
+    found = totals(tmp_path)
+    assert (found["read"], found["accepted"], found["duplicates"], found["dead_lettered"]) == (5, 1, 1, 3)
+    assert store.letters.ids(EVERYTHING) == [2, 4, 5]
+    letter = store.letters.get(2)
+    assert letter
+    assert (letter.rule, letter.status, letter.delivery, letter.attempts) == ("json", 400, "rejected", 1)
+    assert (letter.first_at, letter.last_at, letter.path, letter.start_offset) == (1.0, 9.0, "/a", 1)
+    assert [stream.stream_id for stream in store.streams("file")] == [1]
+    assert store.streams("replay") == []
+    assert store.youngest_stream_id() == 1
+
+
+def test_a_letter_that_is_purged_while_it_is_on_its_way_counts_by_what_became_of_it(store: Store, tmp_path: Path):
+    store.save([checkpoint(rejection(0), rejection(5))], 1.0)
+    (chunk,) = replayed(store, tmp_path)
+    store.purge([1, 2])
+    starts = chunk.stream.starts  # type: ignore[attr-defined]
+    store.save([settled(chunk.stream, starts[0], chunk.end_offset, rejection(starts[1]), accepted=1)], 2.0)
+    found = totals(tmp_path)
+    assert (found["accepted"], found["dead_lettered"], found["purged"]) == (1, 1, 1)
+
+
+def test_a_replay_needs_no_room(make: Any, tmp_path: Path):
+    store = make(dead_letter_max_bytes=size(b"{}"))
+    store.save([checkpoint(rejection())], 1.0)
+    (chunk,) = replayed(store, tmp_path)
+    again = rejection(chunk.start_offset)
+    saved = store.save([settled(chunk.stream, chunk.start_offset, chunk.end_offset, again)], 2.0)
+    assert saved.waiting == []
+
+
+def test_letters_can_be_looked_at_while_a_shipper_writes(store: Store, tmp_path: Path):
+    store.save([checkpoint(rejection())], 1.0)
+    letters = open_letters(tmp_path)
+    assert isinstance(letters, Letters)
+    store.save([checkpoint(rejection(), end=200)], 2.0)
+    assert letters.ids(EVERYTHING) == [1, 2]
+    store._db.execute("BEGIN IMMEDIATE")
+    assert letters.count_by_rule() == {"ip": 2}
+    store._db.execute("ROLLBACK")
+    letters.close()

@@ -1,0 +1,79 @@
+"""The README's table of rules says what the codec does: every example in it is tried."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shipper.codec import FIELD_RULES, Codec
+from shipper.config import RecordsSettings
+from shipper.records import Chunk, EncodedChunk, Stream
+from tests.unit.test_codec import LATEST, event
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+class Row(NamedTuple):
+    field: str
+    rule: str
+    mended: list[tuple[str, str]]  # value, normal form, both JSON; `absent` is none
+    refused: list[str]
+
+
+def spans(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`(?! ahead|, if)", re.sub(r"\([^)]*\)", "", text))
+
+
+def rows() -> list[Row]:
+    section = README.read_text().partition("\n## Records\n")[2].partition("\nFurther rules")[0]
+    found = []
+    for line in re.findall(r"^\| ([A-Z].*) \|$", section, re.MULTILINE):
+        field, _, rule, mended, refused = (cell.strip() for cell in line.split("|"))
+        if field == "Field":
+            continue
+        pairs = []
+        for part in filter(None, mended.split(";")):
+            given, _, form = part.partition("→")
+            pairs += [(value, spans(form)[0]) for value in spans(given)]
+        found.append(Row(field, spans(rule)[0], pairs, spans(refused)))
+    return found
+
+
+def encode(field: str, value: str, mode: str = "normalize") -> EncodedChunk:
+    document = event()
+    document.pop(field)
+    if value != "absent":
+        document[field] = json.loads(value)
+    data = json.dumps(document).encode() + b"\n"
+    stream = Stream(stream_id=1, kind="file", path="x")
+    chunk = Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data)
+    codec = Codec(RecordsSettings(mode=mode), max_record_bytes=10_000)
+    piece = codec.encode(chunk, 0, room_events=10, room_bytes=10_000, latest=LATEST)
+    assert piece is not None
+    return piece
+
+
+def test_the_table_has_every_field_with_its_rule():
+    assert {row.field: row.rule for row in rows()} == FIELD_RULES
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.field)
+def test_what_the_table_says_is_put_right_is_put_right_and_refused_in_strict_mode(row: Row):
+    for value, form in row.mended:
+        piece = encode(row.field, value)
+        assert json.loads(piece.lines)[row.field] == json.loads(form), value
+        (rejection,) = encode(row.field, value, "strict").span.rejections
+        assert rejection.rule == row.rule, value
+        assert encode(row.field, form, "strict").event_ids, "the normal form is the wire form"
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.field)
+def test_what_the_table_says_is_refused_is_refused_by_its_rule(row: Row):
+    assert row.refused
+    for value in row.refused:
+        (rejection,) = encode(row.field, value).span.rejections
+        assert rejection.rule == row.rule, value
