@@ -21,10 +21,12 @@ _BLANKS: Final = b" \t\r\n\0"
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
 _NAME: Final = re.compile(r"[^\W\d][\w .()/#-]*")
-_QUOTED: Final = rb'"(?:[^"]|"")*+"'
+# No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
+_QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
+_STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
-_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
-_SCALAR: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"|[^",\[\]{}\s]++', re.DOTALL)
+_TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
+_SCALAR: Final = re.compile(_STRING + rb'|[^",\[\]{}\s]+', re.DOTALL)
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
 _EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
 _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
@@ -108,8 +110,8 @@ class CsvRows:
         except csv.Error:
             self.names = []  # so that no row has as many values
         mark = re.escape(delimiter.encode())
-        value = rb'(?:%b|(?!")[^%b\n]*+)' % (_QUOTED, mark)
-        self._row = re.compile(rb"%b(?:%b%b)*+\r?(?:\n|$)" % (value, mark, value))
+        value = rb'(?:%b|(?!")[^%b\n]*)' % (_QUOTED, mark)
+        self._row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|$)" % (value, mark, value))
 
     def __repr__(self) -> str:
         return f"<CsvRows {len(self.names)} columns>"

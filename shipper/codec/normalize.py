@@ -33,7 +33,7 @@ _UTC: Final = re.compile(r"[+-]00:?00$", re.MULTILINE)
 _END_OF_TIME: Final = "9999-12-31T23:59:59Z"
 _DIGITS_MAX: Final = 30  # longer than any identifier, short enough to be converted at once
 _NUMBER_END: Final = 10**_DIGITS_MAX
-_NUMBERS: Final = re.compile(r"[0-9]{1,30}(?:\n[0-9]{1,30})*+")
+_NUMBERS: Final = re.compile(r"[0-9]{1,30}(?:\n[0-9]{1,30})*")
 
 _instant: Final = msgspec.json.Decoder(datetime).decode
 

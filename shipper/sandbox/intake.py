@@ -32,7 +32,7 @@ _FORMS: Final = {
 }
 _PATTERNS: Final = {field: (re.compile(form), message) for field, (form, message) in _FORMS.items()}
 # A column is the values of one field, each with a newline behind it.
-_COLUMNS: Final = [(attrgetter(field), re.compile(f"(?:{form}\n)*+")) for field, (form, _) in _FORMS.items()]
+_COLUMNS: Final = [(attrgetter(field), re.compile(f"(?:{form}\n)*")) for field, (form, _) in _FORMS.items()]
 _UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # msgspec names the field at the end ("- at `$.IP`"), or in the middle if the field itself is missing or unknown.
 _NAMED_FIELD: Final = re.compile(r"field `([^`]*)`|`\$\.(\w+)")
