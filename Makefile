@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt e2e cov bench lock all clean
+.PHONY: help setup demo test check fmt e2e cov bench soak lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -45,6 +45,9 @@ cov: setup ## tests with coverage
 
 bench: setup ## throughput table (ROUNDS=5 EVENTS=500000)
 	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
+
+soak: setup ## a million random records through the codec (SEED=1), some minutes
+	$(BIN)/python -m tests.soak.codec_soak $(SEED)
 
 lock: ## write requirements.lock anew: newest versions, hashes, no index address
 	$(PYTHON) -m venv $(VENV)/lock

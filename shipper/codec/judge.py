@@ -20,7 +20,7 @@ from shipper.records import Rejection
 SEPARATOR: Final = b",null,\n"
 
 _FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
-_UNKNOWN_FIELD: Final = re.compile(r"unknown field `(.{0,64})", re.DOTALL)
+_UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.{0,64})", re.DOTALL)
 _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -163,7 +163,10 @@ class Judge:
         except UnicodeDecodeError:
             return records.refused(index, "encoding")
         except msgspec.ValidationError as error:
-            return records.refused(index, *_rule_of(str(error)))
+            rule, message = _rule_of(str(error))
+            if rule == "unknown_field" and not _is_json(wire):  # the decoder had not come to that yet
+                rule, message = "json", ""
+            return records.refused(index, rule, message)
         except _DECODE_ERRORS:
             return records.refused(index, "json")
         for check in self._checks:
@@ -172,9 +175,17 @@ class Judge:
         raise AssertionError("a line was refused that breaks no rule")
 
 
+def _is_json(line: bytes) -> bool:
+    try:
+        msgspec.json.decode(line)
+    except _DECODE_ERRORS:
+        return False
+    return True
+
+
 def _rule_of(message: str) -> tuple[str, str]:
     """Translate the decoder's message into a rule and our words; the decoder's may quote a value."""
-    if found := _UNKNOWN_FIELD.search(message):
+    if found := _UNKNOWN_FIELD.match(message):
         name = found[1].rstrip("`").encode("unicode_escape").decode()
         return "unknown_field", f"{MESSAGES['unknown_field']}: {name}"
     if found := _FIELD_IN_MESSAGE.search(message):

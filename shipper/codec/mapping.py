@@ -7,6 +7,8 @@ from functools import partial
 from string import Formatter
 from typing import Any, Final
 
+from msgspec import Raw
+
 from shipper.codec.normalize import ABSENT, Column
 from shipper.settings_mapping import FIELDS, FieldSource
 
@@ -97,7 +99,7 @@ def _as_text(value: Any) -> str | None:
 def _translated(value: Any, source: FieldSource) -> Any:
     if value in _NOTHING:
         return value if source.default is None else source.default
-    if not source.values:
+    if not source.values or isinstance(value, (list, dict, Raw)):
         return value
     key = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else str(value)
     return source.values.get(key, value if source.default is None else source.default)

@@ -8,7 +8,7 @@ everything else as it is, however wrong: to judge is the rules' business. `ABSEN
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from typing import Any, Final
@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from shipper.codec.rules import are_event_ids, are_ips, are_timestamps
+from shipper.codec.rules import FIELD_RULES, are_event_ids, are_ips, are_timestamps, plain_type
 
 ABSENT: Final = UNSET
 
@@ -28,7 +28,7 @@ _MAPPED_PREFIX: Final = "::ffff:"
 _UUID: Final = re.compile(
     r"(?:urn:uuid:)?(\{)?([0-9a-f]{8})(-?)([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{12})(?(1)\})"
 )
-_FRACTION: Final = re.compile(r"(?<=:[0-9]{2})\.[0-9]+")
+_FRACTION: Final = re.compile(r"(?<=[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})\.[0-9]+(?=$|[Zz+-])", re.MULTILINE)
 _UTC: Final = re.compile(r"[+-]00:?00$", re.MULTILINE)
 _END_OF_TIME: Final = "9999-12-31T23:59:59Z"
 _DIGITS_MAX: Final = 30  # longer than any identifier, short enough to be converted at once
@@ -38,19 +38,20 @@ _NUMBERS: Final = re.compile(r"[0-9]{1,30}(?:\n[0-9]{1,30})*")
 _instant: Final = msgspec.json.Decoder(datetime).decode
 
 
-def normalizers(assume_timezone: str | None) -> Mapping[str, Normalizer]:
+def normalizers(assume_timezone: str | None, *, relaxed: Collection[str]) -> Mapping[str, Normalizer]:
     """
     List the normalisers by field.
 
     Args:
         assume_timezone: IANA name of the zone of timestamps that name none; None leaves those as they are.
+        relaxed: Rules that are reduced to the type of the field: what has that is right, and is left as it is.
     """
     zone = None
     if assume_timezone:
         from zoneinfo import ZoneInfo  # needed by few
 
         zone = ZoneInfo(assume_timezone)
-    return {
+    found: dict[str, Normalizer] = {
         "EventId": event_ids,
         "IP": ips,
         "Timestamp": partial(timestamps, zone=zone),
@@ -63,6 +64,16 @@ def normalizers(assume_timezone: str | None) -> Mapping[str, Normalizer]:
         "AffiliateID": strings_or_empty,
         "ConsumerState": upper_case_or_empty,
     }
+    return {
+        field: partial(_other_types, plain_type(field), normalizer) if FIELD_RULES[field] in relaxed else normalizer
+        for field, normalizer in found.items()
+    }
+
+
+def _other_types(kind: type, normalizer: Normalizer, column: Column) -> Column:
+    """Normalise the values that are not of a type."""
+    pairs = zip(column, normalizer(column), strict=True)
+    return [before if type(before) is kind else after for before, after in pairs]
 
 
 def event_ids(column: Column) -> Column:

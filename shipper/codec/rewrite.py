@@ -71,8 +71,10 @@ class Rewriter:
     """
 
     def __init__(self, settings: RecordsSettings) -> None:
-        self._normalizers = normalizers(settings.assume_timezone) if settings.mode == "normalize" else {}
+        is_normalizing = settings.mode == "normalize"
+        self._normalizers = normalizers(settings.assume_timezone, relaxed=settings.relax) if is_normalizing else {}
         self._drops = settings.unknown_fields == "drop"
+        self._keeps = settings.unknown_fields == "keep"
         self._derived_from = (settings.event_id_fields or DERIVED_FROM) if settings.event_id == "derive" else ()
         self._source = SourceMapping(settings.field_sources)
         self.is_mapping = bool(settings.mapping)
@@ -88,6 +90,17 @@ class Rewriter:
         Returns:
             Lines in the same order; a record that needs no change, or is no JSON object, as it came, byte for byte.
         """
+        counted = Changes()
+        try:
+            written = self._rewrite_lines(lines, counted)
+        except RecursionError:  # a value is nested almost too deep to be read, and too deep for what comes then
+            if len(lines) == 1:
+                return list(lines)
+            return [self.rewrite([line], changes)[0] for line in lines]
+        changes.add(counted)
+        return written
+
+    def _rewrite_lines(self, lines: Sequence[bytes], changes: Changes) -> list[bytes]:
         events = None if self.is_mapping else _loose_events(lines)
         if events is not None:
             return self._rewrite(lines, [list(map(get, events)) for get in _GETTERS], [], changes)
@@ -164,13 +177,22 @@ class Rewriter:
         return [row for row, document in enumerate(documents) if not document.keys().isdisjoint(unknown)]
 
     def _with_extras(self, written: bytes, line: bytes) -> bytes:
-        """Put the unknown fields of a record as it came behind the rewritten ones, byte for byte."""
-        extras = [
-            _encoder.encode(name) + b":" + bytes(value)
-            for name, value in _decode_raw(line).items()
-            if name not in self._source.names
-        ]
-        return b",".join([written.removesuffix(b"}"), *extras]).replace(b"{,", b"{", 1) + b"}"
+        """
+        Put the unknown fields of a record as it came behind the rewritten ones, byte for byte.
+
+        A field that has the name of a wire field whose value comes from elsewhere cannot be kept under its name, which
+        would then stand there twice; and if it is to be refused, it needs another name for that.
+        """
+        extras = []
+        for name, value in _decode_raw(line).items():
+            if name in FIELDS and name not in self._source.names and self._keeps:
+                continue
+            if name not in self._source.names:
+                shown = f"{name} (not mapped)" if name in FIELDS else name
+                extras.append(_encoder.encode(shown) + b":" + bytes(value))
+        if written == b"{}":
+            return b"{" + b",".join(extras) + b"}"
+        return b",".join([written.removesuffix(b"}"), *extras]) + b"}"
 
     def _derive(self, columns: Sequence[Column]) -> Column:
         """Make an EventId where there is none, the same for the same values of the key fields."""
@@ -217,11 +239,19 @@ def document_in(line: bytes) -> dict[str, Any]:
 
 
 def _document(line: bytes) -> dict[str, Any] | None:
+    """Decode a record, None if it is no JSON object; a value that only JSON can hold, such as 1e400, stays as it is."""
     try:
-        document = _decode(line)
+        line.decode()
+        return {name: _value(raw) for name, raw in _decode_raw(line).items()}
     except _DECODE_ERRORS:
         return None
-    return document if isinstance(document, dict) else None
+
+
+def _value(raw: Raw) -> Any:
+    try:
+        return _decode(raw)
+    except _DECODE_ERRORS:
+        return raw
 
 
 def _derived_id(key: Sequence[Any]) -> str:

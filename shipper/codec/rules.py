@@ -154,7 +154,7 @@ def event_type(*, relaxed: Collection[str], statuses: Collection[str], keeps_unk
     if not relaxed and not statuses and not keeps_unknown:
         return ActivityEvent
     strict = get_type_hints(ActivityEvent, include_extras=True)
-    types = {field: _plain_type(field) if rule in relaxed else strict[field] for field, rule in FIELD_RULES.items()}
+    types = {field: plain_type(field) if rule in relaxed else strict[field] for field, rule in FIELD_RULES.items()}
     if statuses:
         types["ConsumerStatus"] = Literal[tuple(statuses)]
     made = msgspec.defstruct(
@@ -163,7 +163,8 @@ def event_type(*, relaxed: Collection[str], statuses: Collection[str], keeps_unk
     return cast(type[ActivityEvent], made)
 
 
-def _plain_type(field: str) -> type:
+def plain_type(field: str) -> type:
+    """Tell what is left of a field's rule when it is relaxed."""
     return int if field in {"ConsumerID", "BrandID"} else str
 
 

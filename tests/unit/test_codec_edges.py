@@ -195,7 +195,7 @@ LINES = [
     ("newline within the name of an unknown field", L1[:-1] + rb',"a\nb":1}', "unknown_field"),
     ("newline at the start of the name of an unknown field", L1[:-1] + rb',"\nfoo":1}', "unknown_field"),
     ("name like a message", L1[:-1] + b',"x - at `$.IP`":1}', "unknown_field"),
-    ("deep unknown value", L1[:-1] + b',"x":' + b"[" * 800 + b"}", "unknown_field"),
+    ("deep unknown value", L1[:-1] + b',"x":' + b"[" * 800 + b"}", "json"),
     ("a batch", b'[{"EventType":"Acquisition","events":[' + L1 + b"]}]", "json"),
 ]
 
