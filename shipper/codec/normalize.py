@@ -153,8 +153,10 @@ def integers(column: Column) -> Column:
     kinds = set(map(type, column))
     if kinds == {int}:
         return column
-    if kinds == {str} and _NUMBERS.fullmatch("\n".join(column)):
-        return list(map(int, column))
+    if kinds == {str}:
+        joined = "\n".join(column)
+        if joined.count("\n") == len(column) - 1 and _NUMBERS.fullmatch(joined):
+            return list(map(int, column))
     return [int(value) if isinstance(value, str) and _is_number(value) else value for value in column]
 
 
