@@ -200,8 +200,10 @@ def build(root: type[S], written: Mapping[str, Written], *, not_yet: Mapping[str
 
 def _culprit(error: ConfigError, written: Mapping[str, Written]) -> str:
     """Find the source of an error that was raised without one."""
-    if error.key in written:
-        return written[error.key].source
+    # A key below a table, such as `records.mapping.IP`, was written with the table.
+    for key, entry in written.items():
+        if f"{error.key}.".startswith(f"{key}."):
+            return entry.source
     # A rule between two keys names both: if the first is a default, the second was written.
     # A key that is missing is missing in a section of which something else was written.
     section = error.key.rpartition(".")[0] + "."

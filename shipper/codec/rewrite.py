@@ -74,6 +74,8 @@ class Rewriter:
         is_normalizing = settings.mode == "normalize"
         self._normalizers = normalizers(settings.assume_timezone, relaxed=settings.relax) if is_normalizing else {}
         self._drops = settings.unknown_fields == "drop"
+        # An empty EventId that a relaxed rule lets pass is one.
+        self._no_event_id = (ABSENT, None) if "event_id" in settings.relax else _NOTHING
         self._keeps = settings.unknown_fields == "keep"
         self._derived_from = (settings.event_id_fields or DERIVED_FROM) if settings.event_id == "derive" else ()
         self._source = SourceMapping(settings.field_sources)
@@ -198,7 +200,9 @@ class Rewriter:
         """Make an EventId where there is none, the same for the same values of the key fields."""
         keys = zip(*(columns[FIELDS.index(field)] for field in self._derived_from), strict=True)
         return [
-            _derived_id(key) if event_id in _NOTHING and not any(value in _NOTHING for value in key) else event_id
+            _derived_id(key)
+            if event_id in self._no_event_id and not any(value in _NOTHING for value in key)
+            else event_id
             for event_id, key in zip(columns[_EVENT_ID], keys, strict=True)
         ]
 

@@ -314,6 +314,93 @@ def test_all_keys_decode_whether_available_or_not() -> None:
     assert literal_secrets(settings) == ["intake.oauth2.client_secret"]
 
 
+# --- records ---
+
+
+@pytest.mark.parametrize(
+    ("toml", "key", "says"),
+    [
+        ("mode = 'normalise'", "mode", "did you mean normalize?"),
+        ("mode = true", "mode", "expected"),
+        ("relax = 'ip'", "relax", "expected a list"),
+        ("relax = ['IP']", "relax", "'IP'"),
+        ("relax = ['json']", "relax", "json"),
+        ("relax = [1]", "relax", "expected a list"),
+        ("unknown_fields = 'ignore'", "unknown_fields", "drop"),
+        ("unknown_fields = []", "unknown_fields", "expected"),
+        ("event_id = 'make'", "event_id", "derive"),
+        ("event_id_fields = ['BrandId']", "event_id_fields", "'BrandId' is no field"),
+        ("event_id_fields = ['EventId']", "event_id_fields", "'EventId' is no field"),
+        ("event_id_fields = ['IP', '']", "event_id_fields", "'' is no field"),
+        ("event_id_fields = 'IP'", "event_id_fields", "expected a list"),
+        ("dedupe_window = -1", "dedupe_window", "at least 0"),
+        ("dedupe_window = 1.5", "dedupe_window", "whole number"),
+        ("max_future_seconds = -1", "max_future_seconds", "at least 0"),
+        ("max_future_seconds = '300'", "max_future_seconds", "whole number"),
+        ("assume_timezone = 'Europe/Vallletta'", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = ''", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = '+02:00'", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = '../../../etc/passwd'", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = '/etc/passwd'", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = 'Europe'", "assume_timezone", "no time zone known here"),
+        ("assume_timezone = 2", "assume_timezone", "expected"),
+        ("allowed_statuses = ['']", "allowed_statuses", "expected"),
+        ("allowed_statuses = 'Verified'", "allowed_statuses", "expected a list"),
+        ("allowed_statuses = [1]", "allowed_statuses", "expected a list"),
+        ("mapping = 'IP'", "mapping", "expected"),
+        ("mapping = ['IP']", "mapping", "expected"),
+        ("mapping.Ip = 'ip'", "mapping.Ip", "did you mean IP?"),
+        ("mapping.IP = ''", "mapping.IP", "has none"),
+        ("mapping.IP = 5", "mapping.IP", "cannot be understood"),
+        ("mapping.IP = { form = 'ip' }", "mapping.IP", "cannot be understood"),
+        ("mapping.IP = { from = 'ip', const = 'x' }", "mapping.IP", "from and const"),
+        ("mapping.IP = { const = 'x', default = 'y' }", "mapping.IP", "const stands alone"),
+        ("mapping.IP = { const = 1.5 }", "mapping.IP", "cannot be understood"),
+        ("mapping.IP = { template = '{' }", "mapping.IP", "double a brace"),
+        ("mapping.IP = { template = 'x' }", "mapping.IP", "write const instead"),
+        ("mapping.IP = { from = 'ip', values = { a = 1979-05-27 } }", "mapping.IP", "cannot be understood"),
+        ("map = { IP = 'ip' }", "map", "did you mean records."),
+        ("assume_zone = 'UTC'", "assume_zone", "no such key"),
+    ],
+)
+def test_a_bad_value_of_records_is_refused_once_and_clearly(toml: str, key: str, says: str) -> None:
+    error = refused(f"[records]\n{toml}")
+    assert (error.key, error.source) == (f"records.{key}", "given.toml")
+    assert says in error.message
+    assert "\n" not in error.message
+
+
+def test_good_values_of_records_are_taken_from_the_file_the_environment_and_overrides() -> None:
+    toml = """
+        [records]
+        relax = ["ip", "state"]
+        event_id = "derive"
+        event_id_fields = ["BrandID", "Timestamp"]
+        assume_timezone = "Europe/Malta"
+        [records.mapping]
+        IP = "client.ip"
+        ConsumerStatus = { const = "Verified" }
+        BTag = { template = "{media}_{click}" }
+    """
+    environ = {"SHIPPER__RECORDS__UNKNOWN_FIELDS": "keep", "SHIPPER__RECORDS__ALLOWED_STATUSES": "['Verified']"}
+    records = load(toml, environ, ("records.mode=strict", "records.dedupe_window=0")).records
+    assert (records.mode, records.unknown_fields, records.event_id) == ("strict", "keep", "derive")
+    assert (records.relax, records.allowed_statuses) == (("ip", "state"), ("Verified",))
+    assert (records.dedupe_window, records.assume_timezone) == (0, "Europe/Malta")
+    assert records.event_id_fields == ("BrandID", "Timestamp")
+    assert {field: source.paths for field, source in records.field_sources.items()} == {
+        "IP": ["client.ip"],
+        "ConsumerStatus": [],
+        "BTag": ["media", "click"],
+    }
+
+
+def test_an_error_in_records_names_the_layer_that_wrote_it() -> None:
+    error = refused(environ={"SHIPPER__RECORDS__ASSUME_TIMEZONE": "Mars/Olympus"})
+    assert (error.key, error.source) == ("records.assume_timezone", "environment SHIPPER__RECORDS__ASSUME_TIMEZONE")
+    assert refused(overrides=("records.mapping={Ip='ip'}",)).source == "--set records.mapping=…"
+
+
 # --- addresses ---
 
 

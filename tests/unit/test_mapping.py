@@ -1,0 +1,136 @@
+"""Mappings: where values are found, which fields of the source count as used, and what the settings refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shipper.codec.mapping import SourceMapping
+from shipper.codec.normalize import ABSENT
+from shipper.errors import ConfigError
+from shipper.settings_mapping import FIELDS, field_sources
+
+
+def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:
+    """The values of one wire field, which the mapping takes from some documents."""
+    return SourceMapping(field_sources({field: written})).columns(documents)[FIELDS.index(field)]
+
+
+@pytest.mark.parametrize(
+    ("written", "document", "value"),
+    [
+        ("a", {"a": 1}, 1),
+        ("a", {"a": None}, None),
+        ("a", {}, ABSENT),
+        ("a.b", {"a": {"b": 1}}, 1),
+        ("a.b", {"a.b": 2, "a": {"b": 1}}, 2),
+        ("a.b", {"a": {}}, ABSENT),
+        ("a.b", {"a": "b"}, ABSENT),
+        ("a.b", {"a": ["b"]}, ABSENT),
+        ("a.b", {"a": None}, ABSENT),
+        ("a.b.c", {"a": {"b.c": 1}}, ABSENT),
+        ("a.b.c", {"a": {"b": {"c": {"d": 1}}}}, {"d": 1}),
+        ("a.0", {"a": [1]}, ABSENT),
+        ("a b", {"a b": 1}, 1),
+        ({"from": "a", "values": {"x": "y"}}, {"a": "x"}, "y"),
+        ({"from": "a", "values": {"x": "y"}}, {"a": "X"}, "X"),
+        ({"from": "a", "values": {"1": "y"}}, {"a": 1}, "y"),
+        ({"from": "a", "values": {"true": "y"}}, {"a": True}, "y"),
+        ({"from": "a", "values": {"1": "y"}}, {"a": True}, True),
+        ({"from": "a", "values": {"None": "y"}}, {"a": None}, None),
+        ({"from": "a", "values": {"x": "y"}}, {"a": ["x"]}, ["x"]),
+        ({"from": "a", "values": {"x": "y"}, "default": "z"}, {"a": "q"}, "z"),
+        ({"from": "a", "values": {"x": "y"}, "default": "z"}, {}, "z"),
+        ({"from": "a", "default": "z"}, {"a": "q"}, "q"),
+        ({"from": "a", "default": "z"}, {"a": ""}, "z"),
+        ({"from": "a", "default": "z"}, {"a": None}, "z"),
+        ({"from": "a", "default": "z"}, {"a": 0}, 0),
+        ({"from": "a", "default": "z"}, {"a": False}, False),
+        ({"from": "a", "default": 0}, {}, 0),
+        ({"from": "a", "default": ""}, {}, ""),
+        ({"from": "a.b", "default": "z"}, {"a": 1}, "z"),
+        ({"const": "c"}, {"IP": "x"}, "c"),
+        ({"const": 0}, {}, 0),
+        ({"const": ""}, {}, ""),
+        ({"template": "{a}_{b}"}, {"a": 1, "b": "x"}, "1_x"),
+        ({"template": "{a.b}"}, {"a": {"b": "x"}}, "x"),
+        ({"template": "{a}{a}"}, {"a": "x"}, "xx"),
+        ({"template": "{{{a}}}"}, {"a": "x"}, "{x}"),
+        ({"template": "{a}"}, {"a": "{b}", "b": "x"}, "{b}"),
+        ({"template": "{a}"}, {"a": ""}, ""),
+        ({"template": "{a}_{b}"}, {"a": 1}, ABSENT),
+        ({"template": "{a}"}, {"a": None}, ABSENT),
+        ({"template": "{a}"}, {"a": True}, ABSENT),
+        ({"template": "{a}"}, {"a": 1.5}, ABSENT),
+        ({"template": "{a}", "default": "z"}, {}, "z"),
+        ({"template": "{a}", "values": {"x": "y"}}, {"a": "x"}, "y"),
+    ],
+)
+def test_a_value_is_found_or_absent(written: Any, document: dict[str, Any], value: Any):
+    (found,) = mapped("IP", written, document)
+    assert (type(found), found) == (type(value), value)
+    assert mapped("IP", written, {}, document, {})[1] == value
+
+
+def test_a_field_that_is_not_mapped_comes_from_the_field_of_its_name():
+    columns = SourceMapping(field_sources({"IP": "ip"})).columns([{field: field for field in FIELDS}, {}])
+    assert columns == [[field if field != "IP" else ABSENT, ABSENT] for field in FIELDS]
+
+
+@pytest.mark.parametrize(
+    ("mapping", "used", "unused"),
+    [
+        ({}, set(FIELDS), {"x"}),
+        ({"IP": "ip"}, {"ip"}, {"IP"}),
+        ({"IP": "client.ip"}, {"client", "client.ip"}, {"IP", "ip"}),
+        ({"IP": {"template": "{a}.{b.c}"}}, {"a", "b"}, {"IP", "c"}),
+        ({"IP": {"const": "x"}}, {"BTag"}, {"IP"}),
+        ({"IP": "BTag", "BTag": "IP"}, {"IP", "BTag"}, set()),
+    ],
+)
+def test_what_is_used_is_known_and_the_rest_is_not(mapping: dict[str, Any], used: set[str], unused: set[str]):
+    names = SourceMapping(field_sources(mapping)).names
+    assert used <= names
+    assert not unused & names
+
+
+REFUSED: list[tuple[str, Any, str]] = [
+    ("Ip", "a", "did you mean IP?"),
+    ("xyzzy", "a", "there are EventId, IP"),
+    ("IP", "", "has none"),
+    ("IP", {}, "has none"),
+    ("IP", {"default": "x"}, "has none"),
+    ("IP", 5, "cannot be understood"),
+    ("IP", None, "cannot be understood"),
+    ("IP", ["a"], "cannot be understood"),
+    ("IP", {"form": "a"}, "form"),
+    ("IP", {"from": 5}, "$.from"),
+    ("IP", {"from": "a", "const": "b"}, "from and const"),
+    ("IP", {"from": "a", "template": "{b}"}, "from and template"),
+    ("IP", {"const": "a", "template": "{b}"}, "const and template"),
+    ("IP", {"const": "a", "default": "b"}, "const stands alone"),
+    ("IP", {"const": "a", "values": {"b": "c"}}, "const stands alone"),
+    ("IP", {"const": 1.5}, "$.const"),
+    ("IP", {"const": True}, "$.const"),
+    ("IP", {"from": "a", "values": {"b": 1.5}}, "$.values"),
+    ("IP", {"from": "a", "values": ["b"]}, "$.values"),
+    ("IP", {"from": "a", "default": []}, "$.default"),
+    ("IP", {"template": "{"}, "double a brace"),
+    ("IP", {"template": "a}"}, "double a brace"),
+    ("IP", {"template": "{a{b}}"}, "double a brace"),
+    ("IP", {"template": "{}"}, "only names in braces"),
+    ("IP", {"template": "{a!r}"}, "only names in braces"),
+    ("IP", {"template": "{a:>3}"}, "only names in braces"),
+    ("IP", {"template": "plain"}, "write const instead"),
+    ("IP", {"template": "{{a}}"}, "write const instead"),
+]
+
+
+@pytest.mark.parametrize(("field", "written", "says"), REFUSED)
+def test_a_mapping_that_cannot_be_meant_is_refused_by_its_key(field: str, written: Any, says: str):
+    with pytest.raises(ConfigError) as caught:
+        field_sources({"BTag": "btag", field: written})
+    assert caught.value.key == f"mapping.{field}"
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message

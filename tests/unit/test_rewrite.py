@@ -1,0 +1,159 @@
+"""Rewriting: what is counted, what EventIds are made of, and values that are nested as deep as can be read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import UUID, uuid5
+
+import pytest
+
+from shipper.codec import Codec
+from shipper.config import RecordsSettings
+from shipper.records import Chunk, EncodedChunk, Stream
+from tests.unit.test_codec import LATEST, LIMIT, MISSING, encode, good_lines, line
+
+NAMESPACE = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")
+LOW = {"ConsumerCountry": "gb"}
+
+
+def codec(*, limit: int = LIMIT, **settings: Any) -> Codec:
+    return Codec(RecordsSettings(dedupe_window=settings.pop("dedupe_window", 0), **settings), max_record_bytes=limit)
+
+
+def rules(pieces: list[EncodedChunk]) -> list[str]:
+    return [rejection.rule for piece in pieces for rejection in piece.span.rejections]
+
+
+# Counting ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_field_that_is_put_right_is_counted_once_a_record():
+    normalizing = codec()
+    encode(
+        b"\n".join([line(1), line(2, **LOW), line(3, **LOW, ConsumerID="5"), line(4, AffiliateID=MISSING)]) + b"\n",
+        codec=normalizing,
+    )
+    assert +normalizing.changes.normalized == {"ConsumerCountry": 2, "ConsumerID": 1, "AffiliateID": 1}
+
+
+def test_each_unknown_field_is_counted_once_a_record():
+    dropping = codec()
+    encode(b"\n".join([line(1, x=1), line(2, x=1, y=None), line(3)]) + b"\n", codec=dropping)
+    assert +dropping.changes.unknown == {"x": 2, "y": 1}
+
+
+def test_records_that_are_taken_in_several_pieces_are_counted_once():
+    normalizing = codec()
+    # They grow, so that the first try takes more than there is room for, and is given up.
+    lines = [line(number, AffiliateID=MISSING, ConsumerState=MISSING, Username="u") for number in range(40)]
+    pieces = encode(b"\n".join(lines) + b"\n", codec=normalizing, room_bytes=LIMIT)
+    assert len(good_lines(pieces)) == 40
+    assert all(len(piece.lines) <= LIMIT for piece in pieces)
+    assert +normalizing.changes.normalized == {"AffiliateID": 40, "ConsumerState": 40}
+
+
+def test_nothing_is_counted_where_nothing_is_changed():
+    normalizing = codec()
+    encode(b"\n".join([line(1), b"x", line(2, IP="x")]) + b"\n", codec=normalizing)
+    assert not +normalizing.changes.normalized
+    assert not +normalizing.changes.unknown
+
+
+# Room ----------------------------------------------------------------------------------------------------------------
+
+
+def test_one_record_that_outgrows_the_room_is_left_for_later():
+    short = line(1, AffiliateID=MISSING)
+    normal = line(1)
+    chunk = Chunk(
+        stream=Stream(stream_id=1, kind="file", path="x"), start_offset=0, end_offset=len(short) + 1, data=short + b"\n"
+    )
+    assert codec().encode(chunk, 0, room_events=5, room_bytes=len(normal) - 1, latest=LATEST) is None
+    piece = codec().encode(chunk, 0, room_events=5, room_bytes=len(normal), latest=LATEST)
+    assert piece is not None
+    assert len(piece.lines) == len(normal)
+
+
+def test_records_are_duplicates_by_the_ids_that_they_have_after_rewriting():
+    first = "0f8fad5b-d9cb-469f-a165-000000000001"
+    pieces = encode(
+        b"\n".join([line(1), line(EventId=first.upper()), line(EventId=f"{{{first}}}"), line(2)]) + b"\n",
+        codec=codec(dedupe_window=10),
+    )
+    assert good_lines(pieces) == [line(1), line(2)]
+    assert sum(piece.span.duplicates for piece in pieces) == 2
+
+
+# Derived EventIds ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "key"),
+    [
+        ((), {}, [7, 1]),
+        ((), {"ConsumerID": "5", "BrandID": "11"}, [11, 5]),
+        (("ConsumerID",), {"ConsumerID": 2**63 - 1}, [2**63 - 1]),
+        (("Timestamp", "IP"), {"Timestamp": "2026-11-20T12:30:00.5+00:00"}, ["2026-11-20T12:30:00Z", "192.0.2.1"]),
+        (("Username",), {"Username": 'é"\\\n🐴'}, ['é"\\\n🐴']),
+        (("ConsumerCountry",), LOW, ["GB"]),
+        (("AffiliateID",), {"AffiliateID": 5}, ["5"]),
+    ],
+)
+def test_a_derived_id_is_a_uuid_over_the_values_as_they_are_sent(
+    fields: tuple[str, ...], changes: dict[str, Any], key: list[Any]
+):
+    pieces = encode(line(EventId=MISSING, **changes) + b"\n", codec=codec(event_id="derive", event_id_fields=fields))
+    name = json.dumps(["Acquisition", *key], ensure_ascii=False, separators=(",", ":"))
+    (sent,) = good_lines(pieces)
+    assert json.loads(sent)["EventId"] == str(uuid5(NAMESPACE, name))
+
+
+def test_one_player_twice_is_a_duplicate_by_the_derived_id():
+    again = line(EventId=MISSING, Username="another", ConsumerID="1")
+    pieces = encode(line(EventId=MISSING) + b"\n" + again + b"\n", codec=codec(event_id="derive", dedupe_window=10))
+    assert len(good_lines(pieces)) == 1
+    assert pieces[0].span.duplicates == 1
+
+
+# Depth ---------------------------------------------------------------------------------------------------------------
+
+WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dropped": ({}, {"x": "@@"}),
+    "dropped, and something is put right": ({}, {"x": "@@", **LOW}),
+    "kept": ({"unknown_fields": "keep"}, {"x": "@@"}),
+    "kept, strict": ({"unknown_fields": "keep", "mode": "strict"}, {"x": "@@"}),
+    "kept, and something is put right": ({"unknown_fields": "keep"}, {"x": "@@", **LOW}),
+    "refused": ({"unknown_fields": "reject"}, {"x": "@@"}),
+    "refused, and something is put right": ({"unknown_fields": "reject"}, {"x": "@@", **LOW}),
+    "in the place of a text": ({}, {"Username": "@@"}),
+    "in the place of a text, and something is put right": ({}, {"Username": "@@", **LOW}),
+    "in the place of a number": ({}, {"ConsumerID": "@@", **LOW}),
+    "what an id is made of": (
+        {"event_id": "derive", "event_id_fields": ("Username",)},
+        {"Username": "@@", "EventId": ""},
+    ),
+    "mapped by values": (
+        {"mapping": {"Username": {"from": "x", "values": {"a": "b"}, "default": "c"}}},
+        {"x": "@@"},
+    ),
+    "mapped by a template": ({"mapping": {"Username": {"template": "{x}"}}}, {"x": "@@"}),
+}
+
+
+@pytest.mark.parametrize("brackets", [(b"[", b"]"), (b'{"a":', b"}")], ids=["arrays", "objects"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_depth_raises_or_hurts_a_neighbour(way: str, brackets: tuple[bytes, bytes]):
+    settings, changes = WAYS[way]
+    start, end = brackets
+    template = line(1, **changes)
+    deep_codec = codec(limit=20_000, **settings)
+    good = line(2, x="a") if "mapping" in settings else line(2)
+    # Somewhere between these depths the interpreter's limit is reached, wherever the tests are run from.
+    for depth in range(850, 1010):
+        deep = template.replace(b'"@@"', start * depth + b"1" + end * depth)
+        for lines in ([deep], [deep, good], [b"x", deep, good]):
+            pieces = encode(b"\n".join(lines) + b"\n", codec=deep_codec, room_bytes=1 << 20)
+            ids = [event_id for piece in pieces for event_id in piece.event_ids]
+            assert ("0f8fad5b-d9cb-469f-a165-000000000002" in ids) == (good in lines), depth
+            assert rules(pieces).count("json") >= (b"x" in lines), depth
