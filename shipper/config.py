@@ -189,6 +189,8 @@ class RecordsSettings(Section, frozen=True):
                     f"{field!r} is no field to make an EventId of; there are {', '.join(FIELDS[1:])}",
                     key="event_id_fields",
                 )
+        if self.event_id_fields and self.event_id != "derive":
+            raise ConfigError('is for records.event_id = "derive"; write that, too', key="event_id_fields")
 
     @property
     def field_sources(self) -> dict[str, FieldSource]:

@@ -15,6 +15,8 @@ from shipper.wire import ActivityEvent
 
 FIELDS: Final = ActivityEvent.__struct_fields__
 
+_INTEGER_MAX: Final = 2**63 - 1
+
 
 class FieldSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
@@ -72,7 +74,14 @@ def _field_source(field: str, written: Any) -> FieldSource:
         raise ConfigError(f"needs one of from, const and template, and has {' and '.join(given) or 'none'}", key=key)
     if source.const is not None and (source.values or source.default is not None):
         raise ConfigError("const stands alone: take values and default away", key=key)
+    if "" in source.values:
+        raise ConfigError('values are not looked at for an empty value: write default = "…" for it', key=key)
+    if isinstance(source.const, int) and not -_INTEGER_MAX <= source.const <= _INTEGER_MAX:
+        raise ConfigError(f"const {source.const} is out of range: whole numbers go up to {_INTEGER_MAX}", key=key)
     _check_template(source.template, key)
+    for path in source.paths:
+        if not all(path.split(".")):
+            raise ConfigError(f"{path!r} has an empty name between its dots", key=key)
     return source
 
 

@@ -20,7 +20,7 @@ from shipper.codec.dedupe import DedupeWindow
 from shipper.codec.judge import SEPARATOR, Columns, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
-from shipper.codec.rules import MESSAGES
+from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.config import RecordsSettings
 from shipper.framing import LINES, CsvRows, Framing
 from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
@@ -77,6 +77,7 @@ class Codec:
         self._on_duplicate = on_duplicate
         self._rewriter = Rewriter(records)
         self._expects_rewriting = self._rewriter.is_mapping
+        self._keeps_unknown = records.unknown_fields == "keep"
         self.changes = Changes()
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
@@ -161,6 +162,7 @@ class Codec:
             count
             and not self._expects_rewriting
             and (len(lines) <= self._max_record_bytes or not self._may_have_long_line(lines))
+            and not (self._keeps_unknown and may_nest_deeply(lines, count))
         ):
             columns = self._judge.validate(array, count, latest)
             if columns is not None:
@@ -191,7 +193,7 @@ class Codec:
     ) -> _Piece:
         """Bring records into the wire form and part the good ones from the bad ones; `end` is where they end."""
         rejections: list[Rejection] = []
-        records = self._without_blanks(raws, offsets, rejections)
+        records = _shallow(self._without_blanks(raws, offsets, rejections), rejections)
         changes = Changes()
         if records.raws and csv is not None:
             records = self._read_rows(records, csv, changes, rejections)
@@ -336,3 +338,14 @@ def _line_offsets(lines: list[bytes], first: int) -> list[int]:
     """Tell where lines begin, each behind the newline of the one before."""
     ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
     return list(ends)[:-1]
+
+
+def _shallow(records: Records, rejections: list[Rejection]) -> Records:
+    """Refuse the records that are nested too deep."""
+    objects = [raw[:1] for raw in records.raws].count(b"{")
+    if not may_nest_deeply(b"".join(records.raws), objects):
+        return records
+    is_deep = list(map(nests_deeply, records.raws))
+    message = f"the line is nested deeper than {NESTING_MAX} levels"
+    rejections += (records.refused(index, "json", message) for index, deep in enumerate(is_deep) if deep)
+    return records.only([index for index, deep in enumerate(is_deep) if not deep])

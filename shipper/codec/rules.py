@@ -57,6 +57,11 @@ MESSAGES: Final = {
     "state": "ConsumerState must be two letters A-Z or empty",
 }
 
+# Far below the interpreter's own limit, which depends on who calls: the verdict on a record must not.
+NESTING_MAX: Final = 200
+
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 _DIGITS: Final = b"0123456789"
 _HEX: Final = b"0123456789abcdef"
 _DOT_TO_COMMA: Final = bytes.maketrans(b".", b",")
@@ -172,3 +177,18 @@ def latest_timestamp(now_s: float, max_future_seconds: float) -> str:
     """Write the last instant that a Timestamp may name; `now_s` in seconds since the epoch."""
     latest = datetime.fromtimestamp(now_s, UTC) + timedelta(seconds=max_future_seconds)
     return latest.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def may_nest_deeply(data: bytes, objects: int) -> bool:
+    """Tell cheaply whether one record of many may be nested deeper than permitted; `objects` of them begin as such."""
+    return data.count(b"{") + data.count(b"[") >= objects + NESTING_MAX
+
+
+def nests_deeply(record: bytes) -> bool:
+    """Tell whether objects and arrays lie in one another deeper than permitted."""
+    depth = 0
+    for bracket in _STRING.sub(b"", record).translate(None, _NO_BRACKETS):
+        depth += 1 if bracket in b"{[" else -1
+        if depth > NESTING_MAX:
+            return True
+    return False
