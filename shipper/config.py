@@ -130,7 +130,8 @@ class InputSettings(Section, frozen=True):
         str, Meta(max_length=1, description="between the values of CSV; empty = the header tells")
     ] = ""
     start: Annotated[
-        Literal["beginning", "end"], Meta(description="where reading begins in a file without a checkpoint")
+        Literal["beginning", "end"],
+        Meta(description="where `run` begins in files that are there before their pattern is; later ones: beginning"),
     ] = "beginning"
     max_record_bytes: Annotated[
         int, Meta(ge=1, le=67_108_864, description="size at most; a longer record becomes a dead letter")
@@ -140,8 +141,19 @@ class InputSettings(Section, frozen=True):
         float, Meta(ge=0, le=86_400, description="how long a renamed file is still watched for late writes")
     ] = 5.0
     on_complete: Annotated[
-        Literal["keep", "delete", "move"], Meta(description="what happens to a file whose records are all settled")
+        Literal["keep", "delete", "move"],
+        Meta(description="what happens to a file whose records are all settled; in `run`, once it was rotated"),
     ] = "keep"
+    completed_directory: Annotated[
+        Path | None, Meta(description="where such files are moved", examples=["/var/log/app/shipped"])
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.on_complete == "move" and self.completed_directory is None:
+            raise ConfigError(
+                'is missing: input.on_complete is "move"; write completed_directory = "/path" under [input]',
+                key="completed_directory",
+            )
 
 
 class RecordsSettings(Section, frozen=True):
@@ -343,8 +355,6 @@ NOT_YET: Final[Mapping[str, tuple[object, ...]]] = {
     "report.client_certificate": (),
     "report.client_key": (),
     "report.proxy": (),
-    "input.start": ("beginning",),
-    "input.on_complete": ("keep",),
     "delivery.concurrency": (int,),
     "delivery.max_concurrency": (),
     "delivery.poison_limit": (),

@@ -5,6 +5,7 @@ The errors that a caller can see, and the exit code that each one ends the comma
     ├── ConfigError              2   names the source (file, environment, flag) and the key
     ├── SourceError              2   an input that was named cannot be read
     ├── StateError               1   the state store cannot be trusted or written; stops loudly
+    │   ├── StateUnwritableError 1   for now; a run that has begun tries again
     │   └── StateInUseError      5   another process holds the state directory
     ├── DeliveryGaveUpError      4   the service stayed away; the records are pending behind the checkpoint
     └── ReportError              1   the report could not be fetched or read
@@ -46,6 +47,10 @@ class SourceError(ShipperError):
 
 class StateError(ShipperError):
     """The state store is damaged, foreign, newer than this program, or cannot be written."""
+
+
+class StateUnwritableError(StateError):
+    """The state store cannot be written for now, such as on a full disk; it is tried again."""
 
 
 class StateInUseError(StateError):

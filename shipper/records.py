@@ -32,6 +32,11 @@ class Stream(Struct, eq=False, kw_only=True):
     Attributes:
         stream_id: Unique in one state directory, never used twice; greater ids are younger.
         path: Where it was last seen; for people, not for identity.
+        device, inode: Of the file; 0 = another stream has its place, as it was truncated or its inode given out again.
+        compression: How the file is compressed; empty = not. All offsets and lengths are of the content.
+        size: Bytes of content that were known to exist at the last look.
+        ended_size, ended_ns: Size and time of the file when its end was reached; while it has both, nothing is new.
+        is_rotated: Whether it has left the place where it was written, so that it does not grow any more.
         checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
         read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
         head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
@@ -44,6 +49,11 @@ class Stream(Struct, eq=False, kw_only=True):
     path: str
     device: int = 0
     inode: int = 0
+    compression: str = ""
+    size: int = 0
+    ended_size: int = -1
+    ended_ns: int = -1
+    is_rotated: bool = False
     checkpoint: int = 0
     read_offset: int = 0
     head_bytes: int = 0
@@ -51,6 +61,16 @@ class Stream(Struct, eq=False, kw_only=True):
     marker_bytes: int = 0
     marker_digest: bytes = b""
     framing: Framing = LINES
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Device and inode."""
+        return self.device, self.inode
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that it was known to hold is settled and saved."""
+        return self.checkpoint >= self.size
 
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
         """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""

@@ -96,17 +96,20 @@ def demo(
 
 def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.pipeline import Pipeline
-    from shipper.sources.files import FilesOnce, StreamBook
+    from shipper.sources.files import FilesOnce
+    from shipper.sources.identity import StreamBook
     from shipper.state.directory import locked_directory
     from shipper.state.store import Store
 
     with locked_directory(settings.state.directory) as directory:
         store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
         try:
-            ids = itertools.count(store.youngest_stream_id() + 1)
+            ids = itertools.count(store.streams.youngest_id() + 1)
             source = FilesOnce(
                 [file],
-                StreamBook(store.streams("file"), ids.__next__, max_record_bytes=settings.input.max_record_bytes),
+                StreamBook(store.streams.known("file"), ids.__next__, max_record_bytes=settings.input.max_record_bytes),
+                store.streams,
+                wall_time=time.time,
             )
 
             async def ship() -> Summary:

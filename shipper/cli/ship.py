@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 import time
@@ -28,7 +29,10 @@ from shipper.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
-    from shipper.sources.files import FilesOnce, StreamBook
+    from shipper.sources.completion import Completion
+    from shipper.sources.files import FilesOnce
+    from shipper.sources.identity import StreamBook
+    from shipper.sources.spool import Spool
     from shipper.state.store import Store
 
 SummaryOption = Annotated[
@@ -59,17 +63,23 @@ def run(
         raise ConfigError('is missing: write include = ["/var/log/app/*.ndjson"] under [input]', key="input.include")
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
-        from shipper.sources.files import FilesFollowed
+        from shipper.sources.discovery import Patterns
+        from shipper.sources.follow import FilesFollowed, Follower
 
-        return FilesFollowed(
-            settings.input.include,
-            settings.input.exclude,
+        patterns = Patterns(
+            settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory
+        )
+        follower = Follower(
+            patterns,
             _book(settings, store, next_stream_id),
-            own_directory=settings.state.directory,
-            poll_interval_s=settings.input.poll_interval_seconds,
+            store.streams,
             rotate_wait_s=settings.input.rotate_wait_seconds,
+            wall_time=time.time,
+            start=settings.input.start,
+            completion=_completion(settings),
             max_open=_descriptors_for_files(),
         )
+        return FilesFollowed(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds)
 
     raise typer.Exit(ship(settings, source, is_one_shot=False, form="text"))
 
@@ -93,28 +103,9 @@ def pipe(
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
     settings = prepare(config, overrides, log_level, log_format, needs="intake")
-    if settings.input.format not in {"auto", "ndjson"}:
-        raise ConfigError(
-            f"{settings.input.format!r} is not for standard input, which is read line by line; "
-            "write it to a file and use `shipper backfill`",
-            key="input.format",
-        )
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
-        from shipper.sources.spool import Spool
-
-        return Spool(
-            settings.state.directory / "spool",
-            sys.stdin.fileno(),
-            known=store.streams("spool"),
-            next_stream_id=next_stream_id,
-            forget=store.forget,
-            max_record_bytes=settings.input.max_record_bytes,
-            max_bytes=settings.spool.max_bytes,
-            segment_bytes=settings.spool.segment_bytes,
-            fsync=settings.spool.fsync,
-            fsync_interval_s=settings.spool.fsync_interval_seconds,
-        )
+        return _spool(settings, store, next_stream_id, sys.stdin.fileno())
 
     raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
 
@@ -139,32 +130,36 @@ def backfill(
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
         from shipper.sources.files import FilesOnce
 
-        return FilesOnce(files, _book(settings, store, next_stream_id))
+        return FilesOnce(
+            files,
+            _book(settings, store, next_stream_id),
+            store.streams,
+            wall_time=time.time,
+            completion=_completion(settings),
+        )
 
     raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
     """
-    Expand the paths of a command line.
+    Expand the paths of a command line, oldest file first.
 
     Raises:
         SourceError: A name, glob or folder gives no file, or a file cannot be read.
     """
-    from shipper.sources.files import find_files
+    from shipper.sources.discovery import Found, Patterns
 
-    files: list[Path] = []
+    found: dict[Path, Found] = {}
     for path in paths:
-        found = list(find_files([path], own_directory=settings.state.directory))
-        if not found:
+        files = {each.path: each for each in Patterns([path], own_directory=settings.state.directory).find()}
+        if not files:
             raise SourceError(f"{path}: no file is there to be read")
-        for file in found:
-            try:
-                file.open("rb").close() if file.is_file() else file.stat()
-            except OSError as error:
-                raise SourceError(f"{file}: {error.strerror}") from error
-        files += [file for file in found if file not in files]
-    return files
+        found |= files
+    for each in found.values():
+        if not os.access(each.path, os.R_OK):
+            raise SourceError(f"{each.path}: it is not permitted to be read")
+    return sorted(found, key=lambda path: (found[path].status.st_mtime_ns, path))
 
 
 def _descriptors_for_files() -> int:
@@ -178,13 +173,38 @@ def _descriptors_for_files() -> int:
 
 
 def _book(settings: Settings, store: Store, next_stream_id: Callable[[], int]) -> StreamBook:
-    from shipper.sources.files import StreamBook
+    from shipper.sources.identity import StreamBook
     from shipper.sources.reader import InputForm
 
     return StreamBook(
-        store.streams("file"),
+        store.streams.known("file"),
         next_stream_id,
         max_record_bytes=settings.input.max_record_bytes,
+        form=InputForm(settings.input.format, settings.input.csv_delimiter),
+    )
+
+
+def _completion(settings: Settings) -> Completion:
+    from shipper.sources.completion import Completion
+
+    return Completion(settings.input.on_complete, settings.input.completed_directory)
+
+
+def _spool(settings: Settings, store: Store, next_stream_id: Callable[[], int], descriptor: int | None) -> Spool:
+    from shipper.sources.reader import InputForm
+    from shipper.sources.spool import Spool
+
+    return Spool(
+        settings.state.directory / "spool",
+        descriptor,
+        known=store.streams.known("spool"),
+        next_stream_id=next_stream_id,
+        forget=store.streams.forget,
+        max_record_bytes=settings.input.max_record_bytes,
+        max_bytes=settings.spool.max_bytes,
+        segment_bytes=settings.spool.segment_bytes,
+        fsync=settings.spool.fsync,
+        fsync_interval_s=settings.spool.fsync_interval_seconds,
         form=InputForm(settings.input.format, settings.input.csv_delimiter),
     )
 
@@ -217,21 +237,26 @@ def ship(
 
     from shipper.pipeline import Pipeline
     from shipper.sources.files import FilesOnce
-    from shipper.sources.spool import youngest_segment_id
+    from shipper.sources.joined import Joined
+    from shipper.sources.spool import Spool, youngest_segment_id
     from shipper.state.directory import locked_directory
     from shipper.state.store import Store
 
     with locked_directory(settings.state.directory) as directory:
         store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
-        youngest = max(store.youngest_stream_id(), youngest_segment_id(directory / "spool"))
-        source = make_source(store, itertools.count(youngest + 1).__next__)
+        youngest = max(store.streams.youngest_id(), youngest_segment_id(directory / "spool"))
+        next_stream_id = itertools.count(youngest + 1).__next__
+        main = source = make_source(store, next_stream_id)
+        if not isinstance(source, Spool) and youngest_segment_id(directory / "spool"):
+            # An earlier `pipe` has left something; there may never be another one.
+            source = Joined([_spool(settings, store, next_stream_id, None), source])
 
         async def run_pipeline() -> tuple[Summary, dict[str, int]]:
             pipeline = Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=time.time, rng=Random())
             signals = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
             async with anyio.create_task_group() as side:
-                if sys.stderr.isatty() and isinstance(source, FilesOnce):
-                    side.start_soon(_draw_progress, source, pipeline)
+                if sys.stderr.isatty() and isinstance(main, FilesOnce):
+                    side.start_soon(_draw_progress, main, pipeline)
                 summary = await pipeline.run(signals)
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons

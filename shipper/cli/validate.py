@@ -49,7 +49,7 @@ def validate(
     check = _Check(settings)
     for path in paths:
         if path == "-":
-            check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings.input.max_record_bytes))
+            check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings.input))
         else:
             for file in named_files([path], settings):
                 check.add(str(file), _chunks_of_file(file, settings.input))
@@ -196,7 +196,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def _chunks_of_file(path: Path, settings: InputSettings) -> Iterator[Chunk]:
-    from shipper.sources.files import StreamBook
+    from shipper.sources.identity import StreamBook
     from shipper.sources.reader import InputForm
 
     form = InputForm(settings.format, settings.csv_delimiter)
@@ -208,20 +208,27 @@ def _chunks_of_file(path: Path, settings: InputSettings) -> Iterator[Chunk]:
         reader.close()
 
 
-def _chunks_of_pipe(descriptor: int, max_record_bytes: int) -> Iterator[Chunk]:
-    """Read what cannot be read twice; an endless line is cut to what tells that it is too long."""
+def _chunks_of_pipe(descriptor: int, settings: InputSettings) -> Iterator[Chunk]:
+    """Read what cannot be read twice."""
+    from shipper.framing import csv_rows
     from shipper.records import Chunk, Stream
-    from shipper.sources.reader import READ_BYTES
+    from shipper.sources.incoming import Incoming
+    from shipper.sources.reader import READ_BYTES, InputForm
 
+    incoming = Incoming(InputForm(settings.format, settings.csv_delimiter), max_record_bytes=settings.max_record_bytes)
     stream = Stream(stream_id=1, kind="spool", path="-")
     offset = 0
     rest = b""
-    while data := os.read(descriptor, READ_BYTES):
-        data = rest + data
-        end = data.rfind(b"\n") + 1
-        rest = data[end:][: max_record_bytes + 1]
+    is_final = False
+    while not is_final:
+        read = os.read(descriptor, READ_BYTES)
+        is_final = not read
+        data = rest + incoming.take(read, is_final=is_final)
+        if incoming.header and not offset:
+            stream.framing = csv_rows(incoming.header, is_whole=True, delimiter=incoming.delimiter) or stream.framing
+            data = incoming.header + data
+        end = len(data) if incoming.header else data.rfind(b"\n") + 1
+        rest = data[end:]
         if end:
             yield Chunk(stream=stream, start_offset=offset, end_offset=offset + end, data=data[:end])
             offset += end
-    if rest:
-        yield Chunk(stream=stream, start_offset=offset, end_offset=offset + len(rest), data=rest)

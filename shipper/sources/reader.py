@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from shipper.errors import SourceError
 from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
 from shipper.records import Chunk, Stream, digest
+from shipper.sources.content import Content, begins_like_archive, compression_of, open_content
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
@@ -43,20 +44,27 @@ class InputForm(NamedTuple):
 NDJSON: Final = InputForm()
 
 
-def is_same(descriptor: int, known: Stream) -> bool:
-    """
-    Tell whether an open file still is the known stream.
+Likeness = Literal["same", "shorter", "other"]
 
-    Device and inode are reused and files are truncated in place, so the bytes have to agree: the head that was
-    seen, and the last bytes before the checkpoint.
+
+def likeness(content: Content, known: Stream) -> Likeness:
     """
-    if os.fstat(descriptor).st_size < known.checkpoint:
-        return False
-    if known.head_bytes and digest(os.pread(descriptor, known.head_bytes, 0)) != known.head_digest:
-        return False
-    marker_start = known.checkpoint - known.marker_bytes
-    marker = os.pread(descriptor, known.marker_bytes, marker_start)
-    return not known.marker_bytes or digest(marker) == known.marker_digest
+    Compare what a file holds with what is known of a stream.
+
+    Device and inode are reused, files are truncated in place, copied and compressed; so the bytes have to agree: the
+    head that was seen, and the last bytes before the checkpoint.
+
+    Returns:
+        `shorter` = the head agrees, and the checkpoint lies behind the end, as in a copy that is being made.
+    """
+    head = content.pread(known.head_bytes, 0)
+    if len(head) < known.head_bytes or (head and digest(head) != known.head_digest):
+        return "other"
+    marker = content.pread(known.marker_bytes, known.checkpoint - known.marker_bytes)
+    read_end = max(known.checkpoint, known.read_offset)
+    if read_end and not content.pread(1, read_end - 1):
+        return "shorter"
+    return "same" if not marker or digest(marker) == known.marker_digest else "other"
 
 
 class StreamReader:
@@ -64,18 +72,28 @@ class StreamReader:
     Reads one stream forward from its checkpoint. All calls block.
 
     Args:
-        descriptor: Open for reading; owned and closed by the reader.
+        content: Owned and closed by the reader.
         path: Where the input is; for people.
         form: How its records lie in it.
+        framing: What `form` said of its first bytes, if it was asked already.
         max_record_bytes: The longest line that has to be read as a whole; of a longer one only the end is looked for.
     """
 
     def __init__(
-        self, descriptor: int, stream: Stream, path: Path, *, max_record_bytes: int, form: InputForm = NDJSON
+        self,
+        content: Content,
+        stream: Stream,
+        path: Path,
+        *,
+        max_record_bytes: int,
+        form: InputForm = NDJSON,
+        framing: Framing | None = None,
     ) -> None:
-        self._descriptor = descriptor
+        self.content = content
         self._form = form
-        self._is_framed = form.format == "ndjson"
+        self._is_framed = framing is not None
+        if framing is not None:
+            stream.framing = framing
         self._max_record_bytes = max_record_bytes
         self._max_line_bytes = max_record_bytes + 1
         self._scanned = 0  # how far a line that is too long has been searched for its end
@@ -88,32 +106,52 @@ class StreamReader:
         return f"<StreamReader {self.path} at {self.offset}>"
 
     def close(self) -> None:
-        os.close(self._descriptor)
-
-    def restart(self, stream: Stream) -> None:
-        """Go on with another stream in the same file: it was truncated in place."""
-        self.stream = stream
-        self.offset = stream.checkpoint
-        self._tail = b""
-        self._scanned = 0
-        self._is_framed = self._form.format == "ndjson"
+        self.content.close()
 
     def _last_bytes_seen(self) -> bytes:
         """Read what stands before the offset, or before the place up to which the end of a line was looked for."""
         end = max(self.offset, self._scanned)
         length = min(TAIL_BYTES, end)
-        return os.pread(self._descriptor, length, end - length)
+        return self.content.pread(length, end - length)
 
     def is_intact(self) -> bool:
         """Tell whether what was read is still there; if not, the file was truncated, and may have grown again."""
-        if os.fstat(self._descriptor).st_size < max(self.offset, self._scanned):
+        if self.content.compression:
+            return self.content.is_intact()
+        if self.content.size() < max(self.offset, self._scanned):
             return False
-        head = os.pread(self._descriptor, self.stream.head_bytes, 0)
+        head = self.content.pread(self.stream.head_bytes, 0)
         return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head_digest)
 
-    def status(self) -> os.stat_result:
-        """Look at the open file, wherever its name points by now."""
-        return os.fstat(self._descriptor)
+    def note_size(self, status: os.stat_result) -> None:
+        """Remember how much there is to read; of an archive, nobody knows."""
+        if not self.content.compression:
+            self.stream.size = status.st_size
+
+    def note_end(self, status: os.stat_result) -> None:
+        """Remember that the end was reached, and what the file looked like before; a torn line is no record yet."""
+        self.stream.size = self.offset
+        if self.offset >= self.content.size() and self.content.is_ended():
+            self.stream.ended_size, self.stream.ended_ns = status.st_size, status.st_mtime_ns
+
+    def skip_to_end(self) -> bytes:
+        """
+        Go to behind the last whole line, and take that for the checkpoint.
+
+        Returns:
+            The last bytes before it.
+        """
+        end = self.content.size()
+        while data := self.content.pread(READ_BYTES, end):
+            end += len(data)
+        start = max(0, end - self._max_line_bytes)
+        newline = self.content.pread(end - start, start).rfind(b"\n")
+        self.offset = start + newline + 1 if newline >= 0 or start == 0 else end
+        self._tail = self._last_bytes_seen()
+        self._note_head()
+        self.stream.size = self.stream.read_offset = self.offset
+        self.stream.move_checkpoint(self.offset, self._tail)
+        return self._tail
 
     def read(self, *, is_final: bool) -> Chunk | None:
         """
@@ -123,12 +161,25 @@ class StreamReader:
         always the start of a line.
 
         Args:
-            is_final: Nothing will be appended any more, so that the end of the input ends the last line.
+            is_final: Nothing will be appended any more, so that the end of the input ends the last line; but not that
+                of an archive that is cut short.
         Returns:
             At most 1 MiB, or one line that is longer; None if there is no whole line yet.
         Raises:
-            SourceError: The input has another format, or a record that is no line is too long.
+            SourceError: The input has another format, a record that is no line is too long, or an archive is broken or
+                ends too early.
         """
+        chunk = self._read(is_final=is_final)
+        if chunk is None and not self.content.is_ended():
+            self.content.pread(1, self.content.size())  # raises if it is broken there
+            if is_final:
+                raise SourceError(
+                    f"{self.path}: the {self.content.compression} archive is cut short; its whole records up to there "
+                    "are read. Put the whole file in its place and start again"
+                )
+        return chunk
+
+    def _read(self, *, is_final: bool) -> Chunk | None:
         if not self._is_framed:
             self._is_framed = self._find_framing(is_final=is_final)
             if not self._is_framed:
@@ -137,24 +188,29 @@ class StreamReader:
             return self._read_framed(is_final=is_final)
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
-        data = os.pread(self._descriptor, READ_BYTES, self.offset)
+        data = self.content.pread(READ_BYTES, self.offset)
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) == READ_BYTES and data.startswith(b"\0"):
             end = READ_BYTES - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
         if end == 0 and len(data) == READ_BYTES < self._max_line_bytes:
-            data = os.pread(self._descriptor, self._max_line_bytes, self.offset)
+            data = self.content.pread(self._max_line_bytes, self.offset)
             end = data.find(b"\n") + 1
         if end == 0:
             if len(data) >= max(READ_BYTES, self._max_line_bytes):
                 return self._skip_long_line(is_final=is_final)
-            if not data or not is_final:
+            if not data or not is_final or not self.content.is_ended():
                 return None
             end = len(data)
         return self._advance(data if end == len(data) else data[:end], self.offset + end)
 
     def _find_framing(self, *, is_final: bool) -> bool:
         """Look at the head of the input; False as long as that does not tell how records lie in it."""
-        head = os.pread(self._descriptor, READ_BYTES, 0)
+        head = self.content.pread(READ_BYTES, 0)
+        if not head or (begins_like_archive(head) and not is_final):
+            return False
+        if not self.content.compression and compression_of(head):  # it was too short to tell when it was opened
+            self.content = open_content(self.content.descriptor, self.path)
+            head = self.content.pread(READ_BYTES, 0)
         framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False
@@ -163,8 +219,9 @@ class StreamReader:
 
     def _read_framed(self, *, is_final: bool) -> Chunk | None:
         for length in (READ_BYTES, READ_BYTES + self._max_record_bytes):
-            data = os.pread(self._descriptor, length, self.offset)
-            end = self.stream.framing.cut(data, is_final=is_final and len(data) < length)
+            data = self.content.pread(length, self.offset)
+            is_whole = is_final and len(data) < length and self.content.is_ended()
+            end = self.stream.framing.cut(data, is_final=is_whole)
             if end:
                 return self._advance(data[:end], self.offset + end)
             if len(data) < length:
@@ -177,12 +234,12 @@ class StreamReader:
     def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
         """Find the end of a line that is longer than a read, a block at a time; its bytes are not kept."""
         at = max(self._scanned, self.offset)
-        while data := os.pread(self._descriptor, READ_BYTES, at):
+        while data := self.content.pread(READ_BYTES, at):
             newline = data.find(b"\n")
             if newline >= 0:
                 return self._advance(b"", at + newline + 1)
             at += len(data)
-        if is_final:
+        if is_final and self.content.is_ended():
             return self._advance(b"", at)
         self._scanned = at
         self._tail = self._last_bytes_seen()
@@ -196,11 +253,14 @@ class StreamReader:
             data=data,
             is_oversized=not data,
         )
-        if self.stream.head_bytes < HEAD_BYTES:
-            head = os.pread(self._descriptor, min(HEAD_BYTES, end_offset), 0)
-            self.stream.head_bytes = len(head)
-            self.stream.head_digest = digest(head)
         self.offset = self.stream.read_offset = end_offset
+        self._note_head()
         self._scanned = 0
         self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else self._last_bytes_seen()
         return chunk
+
+    def _note_head(self) -> None:
+        if self.stream.head_bytes < HEAD_BYTES:
+            head = self.content.pread(min(HEAD_BYTES, self.offset), 0)
+            self.stream.head_bytes = len(head)
+            self.stream.head_digest = digest(head)

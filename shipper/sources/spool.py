@@ -1,15 +1,16 @@
 """
 Standard input, made rewindable: what is read is appended to segments in the state directory, and shipped from there.
 
-A segment is named after its stream id and holds the bytes as they came. From here on it is a file like any other, with
-offsets and a checkpoint, so a crash loses nothing that was read. A segment is deleted when its checkpoint has passed
-its end.
+A segment is named after its stream id and holds lines as they came, or rows of CSV behind their header. From here on
+it is a file like any other, with offsets and a checkpoint, so a crash loses nothing that was read. A segment is deleted
+when its checkpoint has passed its end.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import select
 import stat
 from collections.abc import Callable, Iterable
@@ -24,12 +25,15 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
+from shipper.crash_points import crash_point
 from shipper.records import Chunk, Stream
-from shipper.sources.reader import READ_BYTES, StreamReader
+from shipper.sources.content import Plain
+from shipper.sources.incoming import Incoming
+from shipper.sources.reader import NDJSON, READ_BYTES, InputForm, StreamReader
 
 log = structlog.get_logger("sources")
 
-_BLANKS: Final = b" \t\r\0"
+_SEGMENT: Final = re.compile(r"(\d+)\.(?:ndjson|([0-9a-f]{2})\.csv)")
 _PUMP_BYTES: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 20
 _FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
@@ -43,6 +47,7 @@ class _Segment:
     stream: Stream
     path: Path
     size: int
+    form: InputForm = NDJSON
     is_closed: bool = False
     is_read: bool = False
 
@@ -57,7 +62,8 @@ class Spool:
 
     Args:
         directory: Made (0700) if need be.
-        descriptor: Standard input: a pipe, a terminal, a socket or a file.
+        descriptor: Standard input: a pipe, a terminal, a socket or a file; None = only what an earlier process left.
+        form: How records lie in it.
         known: The spool streams of the state store; those without a segment are done.
         next_stream_id: Gives an id that was never given.
         max_bytes: When so much waits on disk, reading waits.
@@ -68,7 +74,7 @@ class Spool:
     def __init__(
         self,
         directory: Path,
-        descriptor: int,
+        descriptor: int | None,
         *,
         known: Iterable[Stream],
         next_stream_id: Callable[[], int],
@@ -78,9 +84,11 @@ class Spool:
         segment_bytes: int,
         fsync: Literal["always", "interval", "never"],
         fsync_interval_s: float,
+        form: InputForm = NDJSON,
     ) -> None:
         self._directory = directory
         self._input = descriptor
+        self._incoming = Incoming(form, max_record_bytes=max_record_bytes)
         self._next_stream_id = next_stream_id
         self._forget = forget
         self._max_record_bytes = max_record_bytes
@@ -92,8 +100,7 @@ class Spool:
         self._changed = anyio.Event()
         self._output = -1
         self._unwritten = b""
-        self._open_line_bytes = 0
-        self._has_input_ended = False
+        self._has_input_ended = descriptor is None
         self.is_exhausted = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._segments = self._recover({stream.stream_id: stream for stream in known})
@@ -117,12 +124,14 @@ class Spool:
         settled = list(known.keys() - _segments_in(self._directory).keys())
         for stream_id, path in sorted(_segments_in(self._directory).items()):
             stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
+            found = _SEGMENT.fullmatch(path.name)
+            form = InputForm("csv", bytes.fromhex(found[2]).decode()) if found and found[2] else NDJSON
             size = path.stat().st_size
             if stream.checkpoint >= size:  # the crash came between the commit and the deletion
                 path.unlink()
                 settled.append(stream_id)
             else:
-                segments.append(_Segment(stream, path, size, is_closed=True))
+                segments.append(_Segment(stream, path, size, form, is_closed=True))
         self._forget(settled)
         if unsettled := sum(segment.size - segment.stream.checkpoint for segment in segments):
             log.info("spool_recovered", segments=len(segments), unsettled_bytes=unsettled)
@@ -143,6 +152,8 @@ class Spool:
     # Input to segments ------------------------------------------------------------------------------------------
 
     async def _fill(self) -> None:
+        if self._input is None:
+            return
         can_wait = not stat.S_ISREG(os.fstat(self._input).st_mode)
         if can_wait:
             _widen_pipe(self._input)
@@ -157,8 +168,9 @@ class Spool:
                     await anyio.wait_readable(self._input)
                 except PermissionError:  # a device that cannot be waited for, such as /dev/null
                     can_wait = False
+            pump = partial(self._pump, self._input, can_wait=can_wait, now=anyio.current_time())
             try:
-                await run_sync(partial(self._pump, can_wait=can_wait, now=anyio.current_time()))
+                await run_sync(pump)
             except OSError as error:
                 if error.errno not in _FULL_DISK:
                     raise
@@ -171,47 +183,30 @@ class Spool:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def _pump(self, *, can_wait: bool, now: float) -> None:
+    def _pump(self, source: int, *, can_wait: bool, now: float) -> None:
         """Move what there is to read, but at most `_PUMP_BYTES`, so that a thread never hangs in a read."""
         self._write()
         readable = select.poll()
         if can_wait:
-            readable.register(self._input, select.POLLIN)
+            readable.register(source, select.POLLIN)
         moved = 0
         while moved < _PUMP_BYTES and (not can_wait or readable.poll(0)):
-            data = os.read(self._input, READ_BYTES)
+            data = os.read(source, READ_BYTES)
             if not data:
-                if self._open_line_bytes:
-                    self._unwritten = b"\n"  # the end of the input ends its last line
-                    self._write()
+                self._unwritten = self._incoming.take(b"", is_final=True)  # the end of the input ends its last record
+                self._write()
                 self._close_segment()
                 self._has_input_ended = True
                 return
             moved += len(data)
-            self._unwritten = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
+            self._unwritten = self._incoming.take(data)
             self._write()
         if self._fsync == "always" or (self._fsync == "interval" and now - self._synced_at >= self._fsync_interval_s):
             self._sync()
             self._synced_at = now
 
-    def _bound_line(self, data: bytes) -> bytes:
-        """
-        Cut what an endless line has too much.
-
-        One byte over the limit is kept, so that the codec finds it oversized.
-        """
-        first = data.find(b"\n")
-        part = len(data) if first < 0 else first
-        room = max(0, self._max_record_bytes + 1 - self._open_line_bytes)
-        if first < 0:
-            self._open_line_bytes += part
-        else:
-            # Blanks in front of a line, such as a hole in a file, do not count.
-            self._open_line_bytes = len(data[data.rfind(b"\n") + 1 :].lstrip(_BLANKS))
-        return data if part <= room else data[:room] + data[part:]
-
     def _write(self) -> None:
-        """Append the unwritten bytes; a segment that is full ends at a newline."""
+        """Append the unwritten bytes; a segment that is full ends behind a record."""
         while self._unwritten:
             if self._output < 0:
                 self._open_segment()
@@ -220,19 +215,27 @@ class Spool:
             room = max(0, self._segment_bytes - segment.size)
             end = 0
             if len(piece) > room:
-                end = piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1
+                # Of CSV these are whole rows, and a newline among them may stand in quotes.
+                is_cut = not self._incoming.header
+                end = (piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1) if is_cut else len(piece)
                 piece = piece[:end] or piece
+            crash_point("spool.append")
             written = os.write(self._output, piece)
+            crash_point("spool.appended")
             segment.size += written
             self._unwritten = self._unwritten[written:]
-            if written == end:
+            if end and written == len(piece):
                 self._close_segment()
 
     def _open_segment(self) -> None:
         stream_id = self._next_stream_id()
-        path = self._directory / f"{stream_id:012d}.ndjson"
+        header, delimiter = self._incoming.header, self._incoming.delimiter
+        suffix = f"{delimiter.encode().hex()}.csv" if header else "ndjson"
+        path = self._directory / f"{stream_id:012d}.{suffix}"
         self._output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self._segments.append(_Segment(Stream(stream_id=stream_id, kind="spool", path=str(path)), path, 0))
+        stream = Stream(stream_id=stream_id, kind="spool", path=str(path))
+        self._segments.append(_Segment(stream, path, 0, InputForm("csv", delimiter) if header else NDJSON))
+        self._unwritten = header + self._unwritten
 
     def _sync(self) -> None:
         if self._output >= 0 and self._fsync != "never":
@@ -262,7 +265,13 @@ class Spool:
 
     async def _read_segment(self, segment: _Segment, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         descriptor = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
-        reader = StreamReader(descriptor, segment.stream, segment.path, max_record_bytes=self._max_record_bytes)
+        reader = StreamReader(
+            Plain(descriptor),
+            segment.stream,
+            segment.path,
+            max_record_bytes=self._max_record_bytes,
+            form=segment.form,
+        )
         try:
             while True:
                 changed = self._changed
@@ -288,7 +297,9 @@ class Spool:
 
     def _delete(self, segments: list[_Segment]) -> None:
         for segment in segments:
+            crash_point("spool.delete")
             segment.path.unlink(missing_ok=True)
+        crash_point("spool.deleted")
         self._forget([segment.stream.stream_id for segment in segments])
 
 
@@ -306,4 +317,5 @@ def youngest_segment_id(directory: Path) -> int:
 
 
 def _segments_in(directory: Path) -> dict[int, Path]:
-    return {int(path.stem): path for path in directory.glob("*.ndjson") if path.stem.isdecimal()}
+    found = ((_SEGMENT.fullmatch(path.name), path) for path in directory.glob("[0-9]*"))
+    return {int(match[1]): path for match, path in found if match}

@@ -46,7 +46,7 @@ def erase_spooled(spool: Path, consumer_id: str) -> int:
 
 
 def _segments(spool: Path) -> list[Path]:
-    return sorted(spool.glob("*.ndjson"))
+    return sorted(spool.glob("[0-9]*"))
 
 
 def _lines_of(segment: Path, consumer_id: str) -> Iterator[tuple[int, int]]:

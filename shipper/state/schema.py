@@ -11,7 +11,7 @@ from typing import Final
 
 from shipper.errors import StateError
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -37,6 +37,17 @@ CREATE TABLE dead_letters (
     last_at REAL NOT NULL
 ) STRICT;
 """
+_INPUTS: Final = """
+CREATE TABLE unreachable (
+    stream_id INTEGER PRIMARY KEY,
+    path TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    noticed_at REAL NOT NULL
+) STRICT;
+CREATE TABLE started_patterns ( -- of input.include: input.start holds for what is there when one is used first
+    pattern TEXT PRIMARY KEY
+) STRICT;
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -49,7 +60,12 @@ CREATE TABLE streams (
     head_digest BLOB NOT NULL,
     marker_bytes INTEGER NOT NULL,
     marker_digest BLOB NOT NULL,
-    updated_at REAL NOT NULL
+    updated_at REAL NOT NULL,
+    compression TEXT NOT NULL DEFAULT '',
+    size INTEGER NOT NULL DEFAULT 0,
+    ended_size INTEGER NOT NULL DEFAULT -1,
+    ended_ns INTEGER NOT NULL DEFAULT -1,
+    is_rotated INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX streams_by_inode ON streams (device, inode);
 CREATE TABLE totals (
@@ -60,10 +76,12 @@ CREATE TABLE totals (
     duplicates INTEGER NOT NULL,
     youngest_stream_id INTEGER NOT NULL,
     purged INTEGER NOT NULL DEFAULT 0,           -- of dead_lettered: how many are no longer kept
-    dead_letter_bytes INTEGER NOT NULL DEFAULT 0 -- what those that are kept count against the quota
+    dead_letter_bytes INTEGER NOT NULL DEFAULT 0, -- what those that are kept count against the quota
+    unreachable_bytes INTEGER NOT NULL DEFAULT 0 -- of inputs that were gone before they were read to their end
 ) STRICT;
 INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_stream_id) VALUES (1, 0, 0, 0, 0, 0);
 {_DEAD_LETTERS}
+{_INPUTS}
 """
 _FROM_1: Final = f"""
 ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
@@ -75,6 +93,16 @@ INSERT INTO dead_letters SELECT id, stream_id, path, start_offset, end_offset, r
 DROP TABLE old_dead_letters;
 UPDATE totals SET dead_letter_bytes = (SELECT coalesce(sum({LETTER_BYTES}), 0) FROM dead_letters);
 """
+_FROM_2: Final = f"""
+ALTER TABLE totals ADD COLUMN unreachable_bytes INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE streams ADD COLUMN compression TEXT NOT NULL DEFAULT '';
+ALTER TABLE streams ADD COLUMN size INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE streams ADD COLUMN ended_size INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE streams ADD COLUMN ended_ns INTEGER NOT NULL DEFAULT -1;
+ALTER TABLE streams ADD COLUMN is_rotated INTEGER NOT NULL DEFAULT 0;
+{_INPUTS}
+"""
+_STEPS: Final = {0: _SCHEMA, 1: _FROM_1 + _FROM_2, 2: _FROM_2}  # by the version that is there
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
 
 
@@ -120,7 +148,7 @@ def bring_up_to_date(db: sqlite3.Connection) -> None:
     db.create_function("consumer_id_of", 1, consumer_id_of, deterministic=True)
     try:
         db.executescript(
-            f"BEGIN IMMEDIATE; {_FROM_1 if version else _SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"
+            f"BEGIN IMMEDIATE; {_STEPS[version]} PRAGMA application_id = {_APPLICATION_ID};"
             f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
         )
     except BaseException:

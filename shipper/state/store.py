@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shipper.errors import StateError
-from shipper.records import Checkpoint, Rejection, Stream, StreamKind, Totals, digest
+from shipper.crash_points import crash_point
+from shipper.errors import StateError, StateUnwritableError
+from shipper.records import Checkpoint, Rejection, Totals
 from shipper.state.letters import Letters, Selection
 from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
@@ -26,7 +28,16 @@ from shipper.state.schema import (
     is_current,
     understood,
 )
+from shipper.state.streams import StreamTable
 
+# What passes by itself, or when somebody makes room: a full disk, a file system that is read-only for a while.
+_FOR_NOW: Final = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_BUSY,
+}
 _MESSAGE_BYTES: Final = 4096
 _BUSY_LIMIT_S: Final = 30.0
 _DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
@@ -58,6 +69,7 @@ class Store:
 
     Attributes:
         letters: The dead letters, for looking at.
+        streams: What is known of inputs.
 
     Raises:
         StateError: The file is not a shipper's database, is damaged, or was written by a newer version. It is left
@@ -67,12 +79,14 @@ class Store:
     def __init__(self, directory: Path, *, dead_letter_max_bytes: int = sys.maxsize) -> None:
         self._path = directory / "state.db"
         self._dead_letter_max_bytes = dead_letter_max_bytes
+        self._lock = threading.Lock()
         with understood(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
             self._open()
         self.letters = Letters(self._db, self._path)
+        self.streams = StreamTable(self._db, self._path, self._transaction)
 
     def _open(self) -> None:
         is_ready = is_current(self._db)
@@ -95,22 +109,6 @@ class Store:
     def close(self) -> None:
         self._db.close()
 
-    def streams(self, kind: StreamKind) -> list[Stream]:
-        """Read the known streams of one kind, older ones first."""
-        with understood(self._path):
-            rows = self._db.execute(
-                "SELECT stream_id, kind, path, device, inode, checkpoint, head_bytes, head_digest, marker_bytes, "
-                "marker_digest FROM streams WHERE kind = ? ORDER BY stream_id",
-                (kind,),
-            )
-            names = [column[0] for column in rows.description]
-            return [Stream(**dict(zip(names, row, strict=True))) for row in rows]
-
-    def youngest_stream_id(self) -> int:
-        """Tell the greatest stream id that was ever saved."""
-        with understood(self._path):
-            return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
-
     def totals(self) -> Totals:
         """Read what became of all records before the checkpoints."""
         with understood(self._path):
@@ -121,18 +119,26 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Do all of it or, with a `StateError`, nothing."""
+        """
+        Do all of it or nothing; one at a time, whatever thread it comes from.
+
+        Raises:
+            StateUnwritableError: There is no room, or no permission, for now.
+            StateError: It cannot be written for another reason.
+        """
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            with self._lock:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
         except sqlite3.Error as error:
-            raise StateError(
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            raise (StateUnwritableError if code in _FOR_NOW else StateError)(
                 f"{self._path} cannot be written ({error}); nothing is lost: "
                 "what was not saved is sent again at the next start"
             ) from error
@@ -156,6 +162,7 @@ class Store:
         waiting: list[Checkpoint] = []
         held: set[int] = set()
         why = ""
+        crash_point("save.begin")
         with self._transaction():
             used = int(self._db.execute("SELECT dead_letter_bytes FROM totals").fetchone()[0])
             for checkpoint in checkpoints:
@@ -173,6 +180,8 @@ class Store:
                     self._save_one(checkpoint, needed, now_s)
                     used += needed
                     done.append(checkpoint)
+            crash_point("save.commit")
+        crash_point("save.done")
         return Saved(done, waiting, why)
 
     def _no_room(self, used: int, needed: int) -> str:
@@ -190,30 +199,7 @@ class Store:
 
     def _save_one(self, checkpoint: Checkpoint, letter_bytes: int, now_s: float) -> None:
         stream = checkpoint.stream
-        self._db.execute(
-            "INSERT INTO streams VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (stream_id) DO UPDATE SET "
-            "path = excluded.path, checkpoint = excluded.checkpoint, head_bytes = excluded.head_bytes, "
-            "head_digest = excluded.head_digest, marker_bytes = excluded.marker_bytes, "
-            "marker_digest = excluded.marker_digest, updated_at = excluded.updated_at",
-            (
-                stream.stream_id,
-                stream.kind,
-                stream.path,
-                stream.device,
-                stream.inode,
-                checkpoint.end_offset,
-                stream.head_bytes,
-                stream.head_digest,
-                len(checkpoint.tail),
-                digest(checkpoint.tail),
-                now_s,
-            ),
-        )
-        # A file that was truncated or whose inode was given to another one began a younger stream.
-        self._db.execute(
-            "DELETE FROM streams WHERE kind = ? AND device = ? AND inode = ? AND stream_id < ?",
-            (stream.kind, stream.device, stream.inode, stream.stream_id),
-        )
+        self.streams.save(stream, checkpoint.end_offset, checkpoint.tail, now_s)
         self._db.executemany(
             "INSERT INTO dead_letters (stream_id, path, start_offset, end_offset, rule, message, status, delivery, "
             "event_id, consumer_id, header, raw, attempts, first_at, last_at) "
@@ -246,7 +232,6 @@ class Store:
             duplicates=checkpoint.duplicates,
             dead_letter_bytes=letter_bytes,
         )
-        self._db.execute("UPDATE totals SET youngest_stream_id = max(youngest_stream_id, ?)", (stream.stream_id,))
 
     def _settle_replayed(self, checkpoint: Checkpoint, stream: ReplayStream, now_s: float) -> None:
         """Delete the letters that were accepted or are duplicates; note the new reason of the others."""
@@ -322,11 +307,6 @@ class Store:
                 f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "
                 "run the same command again"
             ) from error
-
-    def forget(self, stream_ids: Iterable[int]) -> None:
-        """Drop streams whose input no longer exists; their dead letters and counts stay."""
-        with understood(self._path):
-            self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
 
 
 def _letter_bytes(rejection: Rejection) -> int:

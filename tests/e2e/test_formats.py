@@ -285,9 +285,6 @@ def test_what_is_neither_csv_nor_batch_is_refused_with_a_way_out(shipper: Shippe
     result = shipper.backfill(file, settings={"input.format": "batch"})
     assert result.returncode == 4
     assert "is input.format right?" in result.stderr
-    piped = shipper.pipe(b"x", settings={"input.format": "csv"})
-    assert piped.returncode == 2
-    assert "input.format: 'csv' is not for standard input" in piped.stderr
 
 
 @pytest.mark.parametrize(

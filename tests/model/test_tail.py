@@ -17,9 +17,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from shipper.records import Stream, digest
-from shipper.sources.files import FilesFollowed, StreamBook
+from shipper.sources.discovery import Patterns
+from shipper.sources.follow import Follower
+from shipper.sources.identity import StreamBook
 
 ROTATE_WAIT_S = 5.0
+
+
+class NoRegister:
+    """Remembers nothing."""
+
+    def started_patterns(self) -> set[str]:
+        return set()
+
+    def begin(self, streams: object, patterns: object, now_s: float) -> None: ...
+    def note_unreachable(self, streams: object, now_s: float) -> list[tuple[Stream, int]]:
+        return []
+
+    def forget(self, stream_ids: object) -> None: ...
 
 
 class Following(RuleBasedStateMachine):
@@ -41,9 +56,7 @@ class Following(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def follower_stops(self) -> None:
-        for file in self.follower._files.values():
-            file.reader.close()
-        self.follower._files.clear()
+        self.follower.close()
 
     @initialize()
     def start(self) -> None:
@@ -53,16 +66,14 @@ class Following(RuleBasedStateMachine):
     def restart_from(self, known: dict[int, Stream]) -> None:
         by_inode = {(stream.device, stream.inode): stream for _, stream in sorted(known.items())}
         book = StreamBook(by_inode.values(), self.ids.__next__, max_record_bytes=10_000)
-        self.follower = FilesFollowed(
-            [str(self.live), f"{self.live}.*"],
-            [],
+        self.follower = Follower(
+            Patterns([str(self.live), f"{self.live}.*"], own_directory=self.folder / "state"),
             book,
-            own_directory=self.folder / "state",
-            poll_interval_s=1.0,
+            NoRegister(),
             rotate_wait_s=ROTATE_WAIT_S,
+            wall_time=lambda: 1.0,
         )
-        self.follower._find_strays(self.now)
-        self.follower._discover(self.now)
+        self.follower.look(self.now)
 
     def append(self, data: bytes) -> None:
         with self.live.open("ab") as out:
@@ -102,8 +113,8 @@ class Following(RuleBasedStateMachine):
     def look(self, rounds: int, seconds: float) -> None:
         for _ in range(rounds):
             self.now += seconds
-            self.follower._discover(self.now)
-            for chunk in self.follower._read_round(self.now):
+            self.follower.look(self.now)
+            for chunk in self.follower.read(self.now):
                 assert chunk.data.endswith(b"\n")
                 self.got += chunk.data.splitlines()
                 # As if it were settled and saved at once: the row that the store would hold.

@@ -23,7 +23,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shipper.records import Chunk
 from shipper.sources import reader as reader_module
-from shipper.sources.files import FilesFollowed, StreamBook
+from shipper.sources.discovery import Patterns
+from shipper.sources.follow import Follower
+from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from tests.unit.test_following import settle
 
@@ -72,7 +74,7 @@ class Lives(RuleBasedStateMachine):
         self.lives: list[Life] = []
         self.store = Store(self.root / "state")
         self.max_line_bytes = 0
-        self.follower: FilesFollowed
+        self.follower: Follower
 
     def teardown(self) -> None:
         reader_module.READ_BYTES = self.true_read_bytes  # type: ignore[misc]
@@ -87,25 +89,21 @@ class Lives(RuleBasedStateMachine):
 
     def start(self) -> None:
         book = StreamBook(
-            self.store.streams("file"),
-            count(self.store.youngest_stream_id() + 1).__next__,
+            self.store.streams.known("file"),
+            count(self.store.streams.youngest_id() + 1).__next__,
             max_record_bytes=self.max_record_bytes,
         )
-        self.follower = FilesFollowed(
-            [str(self.folder / "*.log")],
-            [],
+        self.follower = Follower(
+            Patterns([str(self.folder / "*.log")], own_directory=self.root / "state"),
             book,
-            own_directory=self.root / "state",
-            poll_interval_s=1.0,
+            self.store.streams,
             rotate_wait_s=ROTATE_WAIT_S,
+            wall_time=lambda: 1.0,
             max_open=self.max_open,
         )
-        self.follower._find_strays(self.now)
 
     def close_files(self) -> None:
-        for file in self.follower._files.values():
-            file.reader.close()
-        self.follower._files.clear()
+        self.follower.close()
 
     # The writer -----------------------------------------------------------------------------------------------------
 
@@ -230,7 +228,7 @@ class Lives(RuleBasedStateMachine):
 
     def discover_and_read(self, seconds: float, rounds: int) -> int:
         self.now += seconds
-        self.follower._discover(self.now)
+        self.follower.look(self.now)
         for life in self.lives:
             if self.max_open >= 512 and life.is_matched and life.path is not None:
                 life.has_been_open = True
@@ -238,7 +236,7 @@ class Lives(RuleBasedStateMachine):
         return sum(self.read() for _ in range(rounds))
 
     def read(self) -> int:
-        chunks = self.follower._read_round(self.now)
+        chunks = self.follower.read(self.now)
         for chunk in chunks:
             life = self.life_of(chunk)
             assert chunk.start_offset == life.read_at, f"life {life.number}: neither a gap nor an overlap"

@@ -17,7 +17,8 @@ from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, In
 from shipper.pipeline import Pipeline, Summary
 from shipper.records import Chunk, Stream
 from shipper.secrets import LiteralSecret
-from shipper.sources.files import FilesOnce, StreamBook
+from shipper.sources.files import FilesOnce
+from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint, answer
 from tests.stage.test_endpoint import ACCEPTED, Server, serving
@@ -132,7 +133,7 @@ async def test_reading_waits_when_too_much_is_settled_behind_a_batch_that_is_not
                 await anyio.sleep(0.01)
             await until_it_rests(pipeline, source)
             assert OPEN_SPANS - 10 <= pipeline.totals.read <= OPEN_SPANS
-            assert store.streams("file") == [], "nothing is saved behind the first batch"
+            assert store.streams.known("file") == [], "nothing is saved behind the first batch"
             release.set()
     assert pipeline.totals.accepted == OPEN_SPANS + 500
     assert pipeline.totals.pending == 0
@@ -150,7 +151,7 @@ async def test_a_run_that_is_given_up_says_so_and_keeps_what_was_settled(make: A
     assert summary.read == summary.accepted + summary.pending
     assert store.totals().accepted == 20
     delivered = sum(len(source.line(number)) for number in range(20))
-    assert [stream.checkpoint for stream in store.streams("file")] == [delivered]
+    assert [stream.checkpoint for stream in store.streams.known("file")] == [delivered]
 
 
 async def test_a_followed_input_is_never_given_up(make: Any):
@@ -240,7 +241,12 @@ async def test_files_arrive_through_a_socket_whatever_the_service_does_at_first(
     async with serving(server) as port:
         pipeline = Pipeline(
             settings(f"http://127.0.0.1:{port}", senders=3, batch_max_bytes=9000),
-            FilesOnce(paths, StreamBook([], count(1).__next__, max_record_bytes=2000)),
+            FilesOnce(
+                paths,
+                StreamBook([], count(1).__next__, max_record_bytes=2000),
+                store.streams,
+                wall_time=lambda: 1.0,
+            ),
             store,
             is_one_shot=True,
             wall_time=lambda: NOW_S,
@@ -253,4 +259,4 @@ async def test_files_arrive_through_a_socket_whatever_the_service_does_at_first(
     sent = {event["ConsumerID"] for body in bodies for event in json.loads(body)["events"]}
     assert len(sent) == 400
     assert sum(len(json.loads(body)["events"]) for body in set(bodies)) == 400, "a batch is sent again as it was"
-    assert [stream.checkpoint for stream in store.streams("file")] == [path.stat().st_size for path in paths]
+    assert [stream.checkpoint for stream in store.streams.known("file")] == [path.stat().st_size for path in paths]

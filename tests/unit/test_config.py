@@ -267,8 +267,6 @@ def test_a_section_without_its_feature_is_refused_when_written() -> None:
 @pytest.mark.parametrize(
     ("override", "way_out"),
     [
-        ("input.start=end", "use 'beginning'"),
-        ("input.on_complete=delete", "use 'keep'"),
         ("delivery.concurrency=adaptive", "use a whole number"),
         ("delivery.drain=until_idle", "use 'input'"),
         ("admin.listen=127.0.0.1:9464", "use ''"),

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from shipper.records import Checkpoint, Chunk, Stream
-from shipper.sources.files import FilesFollowed, StreamBook
-from shipper.sources.reader import READ_BYTES, is_same
+from shipper.sources.content import Plain
+from shipper.sources.discovery import Patterns
+from shipper.sources.follow import Follower
+from shipper.sources.identity import StreamBook
+from shipper.sources.reader import READ_BYTES, likeness
 from shipper.state.store import Store
 
 ROTATE_WAIT_S = 5.0
@@ -48,27 +51,26 @@ class Bench:
         self.clock = count(1)
         self.follower = self.start()
 
-    def start(self, **changes: int) -> FilesFollowed:
+    def start(self, **changes: int) -> Follower:
         """Begin as a new process does, with what the store knows."""
         book = StreamBook(
-            self.store.streams("file"), count(self.store.youngest_stream_id() + 1).__next__, max_record_bytes=1000
+            self.store.streams.known("file"),
+            count(self.store.streams.youngest_id() + 1).__next__,
+            max_record_bytes=1000,
         )
-        self.follower = FilesFollowed(
-            [str(self.folder / "*.log")],
-            [],
+        self.follower = Follower(
+            Patterns([str(self.folder / "*.log")], own_directory=self.state),
             book,
-            own_directory=self.state,
-            poll_interval_s=1.0,
+            self.store.streams,
             rotate_wait_s=ROTATE_WAIT_S,
+            wall_time=lambda: 1.0,
             **changes,
         )
-        self.follower._find_strays(0.0)
+        self.follower.look(0.0)
         return self.follower
 
     def stop(self) -> None:
-        for file in self.follower._files.values():
-            file.reader.close()
-        self.follower._files.clear()
+        self.follower.close()
 
     def write(self, name: str, data: bytes, *, mode: str = "ab") -> Path:
         path = self.folder / name
@@ -79,8 +81,8 @@ class Bench:
         return path
 
     def look(self, now: float) -> list[Chunk]:
-        self.follower._discover(now)
-        return self.follower._read_round(now)
+        self.follower.look(now)
+        return self.follower.read(now)
 
     def read(self, now: float) -> bytes:
         return b"".join(chunk.data for chunk in self.look(now))
@@ -122,9 +124,9 @@ def test_a_file_that_left_is_closed_when_it_has_been_quiet_for_long_enough(bench
     bench.look(1.0)
     leave(path)
     bench.look(1.0 + ROTATE_WAIT_S - 0.1)
-    assert repr(bench.follower) == "<FilesFollowed 1 open>"
+    assert len(bench.follower._files) == 1
     bench.look(1.0 + ROTATE_WAIT_S)
-    assert repr(bench.follower) == "<FilesFollowed 0 open>"
+    assert not bench.follower._files
 
 
 def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
@@ -138,7 +140,7 @@ def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
     settle(bench.store, chunks)
     leave_by_rename(path)
     bench.look(2.0 + ROTATE_WAIT_S)
-    assert repr(bench.follower) == "<FilesFollowed 0 open>"
+    assert not bench.follower._files
     path.with_suffix(".old").rename(path)
     bench.write("a.log", lines(200, 210))
     assert bench.read(20.0) == lines(200, 210)
@@ -197,12 +199,12 @@ def test_in_a_crowd_a_deleted_file_is_not_closed_before_its_rest_was_read(bench:
 def test_a_loaded_stream_is_the_same_file_until_its_bytes_say_otherwise(bench: Bench):
     path = bench.write("a.log", lines(0, 200))
     settle(bench.store, bench.look(1.0))
-    (stream,) = bench.store.streams("file")
+    (stream,) = bench.store.streams.known("file")
     assert isinstance(stream, Stream)
     with path.open("rb") as opened:
-        assert is_same(opened.fileno(), stream)
+        assert likeness(Plain(opened.fileno()), stream) == "same"
     with path.open("r+b") as out:
         out.seek(stream.checkpoint - 2)
         out.write(b"?")
     with path.open("rb") as opened:
-        assert not is_same(opened.fileno(), stream)
+        assert likeness(Plain(opened.fileno()), stream) == "other"

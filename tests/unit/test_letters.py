@@ -113,7 +113,7 @@ def test_a_database_of_version_1_is_brought_up_to_date(tmp_path: Path, make: Any
     store = make()
     assert totals(tmp_path) | {"dead_letter_bytes": 0} == {
         "one": 1, "read": 10, "accepted": 7, "dead_lettered": 2, "duplicates": 1, "youngest_stream_id": 4, "purged": 0,
-        "dead_letter_bytes": 0,
+        "dead_letter_bytes": 0, "unreachable_bytes": 0,
     }  # fmt: skip
     second, first = store.letters.newest(EVERYTHING, 10)
     assert (first.id, first.rule, first.consumer_id, first.status, first.raw_bytes) == (3, "ip", "", 0, 3)
@@ -143,7 +143,7 @@ def test_old_and_new_databases_have_the_same_columns(tmp_path: Path):
 
 def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     old_database(tmp_path)
-    monkeypatch.setattr("shipper.state.schema._FROM_1", "ALTER TABLE totals ADD COLUMN purged INTEGER; nonsense;")
+    monkeypatch.setattr("shipper.state.schema._STEPS", {1: "ALTER TABLE totals ADD COLUMN purged INTEGER; nonsense;"})
     with pytest.raises(StateError, match="nonsense"):
         Store(tmp_path)
     monkeypatch.undo()
@@ -248,7 +248,7 @@ def test_what_has_no_room_waits_and_what_needs_none_is_saved(make: Any):
     saved = store.save([first, too_much, behind, other, small], 1.0)
     assert (saved.done, saved.waiting) == ([first, other, small], [too_much, behind])
     assert "dead-letters purge" in saved.why
-    assert {stream.stream_id: stream.checkpoint for stream in store.streams("file")} == {1: 10, 2: 40, 3: 50}
+    assert {stream.stream_id: stream.checkpoint for stream in store.streams.known("file")} == {1: 10, 2: 40, 3: 50}
 
     assert store.save(saved.waiting, 2.0).waiting == [too_much, behind]
     assert store.purge([1, 2]) == 2
@@ -385,9 +385,9 @@ def test_what_was_replayed_moves_in_the_totals_and_what_failed_again_stays(store
     assert letter
     assert (letter.rule, letter.status, letter.delivery, letter.attempts) == ("json", 400, "rejected", 1)
     assert (letter.first_at, letter.last_at, letter.path, letter.start_offset) == (1.0, 9.0, "/a", 1)
-    assert [stream.stream_id for stream in store.streams("file")] == [1]
-    assert store.streams("replay") == []
-    assert store.youngest_stream_id() == 1
+    assert [stream.stream_id for stream in store.streams.known("file")] == [1]
+    assert store.streams.known("replay") == []
+    assert store.streams.youngest_id() == 1
 
 
 def test_a_letter_that_is_purged_while_it_is_on_its_way_counts_by_what_became_of_it(store: Store, tmp_path: Path):

@@ -53,14 +53,14 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path):
     store.save([checkpoint(end=180, bad=0)], now_s=2.0)
     store.close()
     store = Store(tmp_path)
-    first, second = store.streams("file")
+    first, second = store.streams.known("file")
     assert (first.stream_id, first.checkpoint, first.marker_bytes, first.marker_digest) == (1, 180, 4, digest(b"tail"))
     assert (second.stream_id, second.checkpoint) == (2, 50)
     totals = store.totals()
     assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
     assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
     assert dead_letters(tmp_path) == [(1, 0, "ip", "invalid", b"\xff{}")]
-    assert store.youngest_stream_id() == 2
+    assert store.streams.youngest_id() == 2
     store.close()
 
 
@@ -68,7 +68,7 @@ def test_a_save_that_fails_half_way_saves_nothing(store: Store, tmp_path: Path):
     store.save([checkpoint(end=10, bad=0)], now_s=1.0)
     with pytest.raises(StateError, match="nothing is lost"):
         store.save([checkpoint(end=100, bad=2), checkpoint(2, 50, inode=7, path=None)], now_s=2.0)
-    assert [stream.checkpoint for stream in store.streams("file")] == [10]
+    assert [stream.checkpoint for stream in store.streams.known("file")] == [10]
     assert store.totals().read == 5
     assert dead_letters(tmp_path) == []
     store.save([checkpoint(end=20, bad=1)], now_s=3.0)
@@ -79,18 +79,21 @@ def test_a_younger_stream_of_the_same_file_takes_its_place_and_ids_are_never_use
     store.save([checkpoint(1)], now_s=1.0)
     store.save([checkpoint(2)], now_s=2.0)
     store.save([checkpoint(1, 200)], now_s=3.0)
-    assert [stream.stream_id for stream in store.streams("file")] == [1, 2]
+    assert [stream.stream_id for stream in store.streams.known("file")] == [1, 2]
+    assert [stream.inode for stream in store.streams.known("file")][1]
     store.save([checkpoint(2, 300)], now_s=4.0)
-    assert [stream.stream_id for stream in store.streams("file")] == [2]
-    store.forget([2])
-    assert store.streams("file") == []
-    assert store.youngest_stream_id() == 2
+    old, young = store.streams.known("file")
+    assert (old.stream_id, old.device, old.inode) == (1, 0, 0), "it may live on in a copy"
+    assert (young.stream_id, bool(young.inode)) == (2, True)
+    store.streams.forget([1, 2])
+    assert store.streams.known("file") == []
+    assert store.streams.youngest_id() == 2
 
 
 def test_kinds_of_streams_stay_apart(store: Store):
     store.save([checkpoint(1, kind="spool"), checkpoint(2)], now_s=1.0)
-    assert [stream.stream_id for stream in store.streams("spool")] == [1]
-    assert [stream.stream_id for stream in store.streams("file")] == [2]
+    assert [stream.stream_id for stream in store.streams.known("spool")] == [1]
+    assert [stream.stream_id for stream in store.streams.known("file")] == [2]
 
 
 def test_all_files_are_for_their_owner_only(tmp_path: Path):

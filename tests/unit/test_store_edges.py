@@ -42,7 +42,7 @@ def test_a_database_that_was_cut_short_is_refused_and_left_as_it_is(
     def use() -> None:
         store = Store(tmp_path)
         try:
-            store.streams("file")
+            store.streams.known("file")
             store.totals()
             store.save([checkpoint(1000, inode=1000)], now_s=2.0)
         finally:
@@ -65,7 +65,7 @@ def test_a_process_that_died_within_a_transaction_left_nothing_of_it(tmp_path: P
     os.waitpid(child, 0)
     store.close()
     store = Store(tmp_path)
-    assert [stream.checkpoint for stream in store.streams("file")] == [10]
+    assert [stream.checkpoint for stream in store.streams.known("file")] == [10]
     store.save([checkpoint(end=20, bad=1)], now_s=2.0)
     assert (store.totals().read, len(dead_letters(tmp_path))) == (11, 1)
     store.close()
@@ -80,9 +80,9 @@ def test_a_store_that_another_writer_holds_says_that_nothing_was_saved(tmp_path:
         store.save([checkpoint()], now_s=1.0)
     other.execute("ROLLBACK")
     other.close()
-    assert (store.streams("file"), dead_letters(tmp_path)) == ([], [])
+    assert (store.streams.known("file"), dead_letters(tmp_path)) == ([], [])
     store.save([checkpoint()], now_s=1.0)
-    assert len(store.streams("file")) == 1
+    assert len(store.streams.known("file")) == 1
     store.close()
 
 
@@ -99,7 +99,7 @@ def test_many_rejections_are_saved_with_their_bytes_as_they_came(tmp_path: Path)
 def test_saving_nothing_changes_nothing(tmp_path: Path):
     store = Store(tmp_path)
     store.save([], now_s=1.0)
-    assert (store.totals().read, store.streams("file"), store.youngest_stream_id()) == (0, [], 0)
+    assert (store.totals().read, store.streams.known("file"), store.streams.youngest_id()) == (0, [], 0)
     store.close()
 
 

@@ -1,0 +1,113 @@
+"""Which files there are: names, globs and folders, expanded."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Found(NamedTuple):
+    """A file, or whatever else has a name that matches, and the pattern that it was found by."""
+
+    path: Path
+    status: os.stat_result
+    pattern: str
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Device and inode."""
+        return self.status.st_dev, self.status.st_ino
+
+
+class Patterns:
+    """
+    Names, globs (`**` goes down) and folders.
+
+    Args:
+        include: What to find, in this order.
+        exclude: What to leave out.
+        own_directory: The state directory. What lies in it is shipper's own and never an input, by whatever name.
+    """
+
+    def __init__(self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = ()) -> None:
+        self.include = tuple(include)
+        self._exclude = exclude
+        self._own_directory = own_directory
+
+    def find(self) -> Iterator[Found]:
+        """Look at the files that are there now, each name once."""
+        own = _Own(self._own_directory)
+        seen = {path for pattern in self._exclude for path in glob.glob(pattern, recursive=True)}
+        for pattern in self.include:
+            for path in names(pattern):
+                if path in seen:
+                    continue
+                seen.add(path)
+                try:
+                    status = os.stat(path)
+                except OSError:  # it has just gone, or is a link to nowhere
+                    continue
+                found = Found(Path(path), status, pattern)
+                if not stat.S_ISDIR(status.st_mode) and not own.has(found):
+                    yield found
+
+    def folders(self) -> dict[Path, bool]:
+        """Tell which folders to watch for changes, and whether with all that is below them."""
+        folders: dict[Path, bool] = {}
+        for pattern in self.include:
+            folder = fixed_folder(pattern)
+            if folder.is_dir():
+                folders[folder] = folders.get(folder, False) or "**" in pattern or folder == Path(pattern)
+        return folders
+
+
+class _Own:
+    """What lies in the state directory: by path, and by identity for what is linked to from elsewhere."""
+
+    def __init__(self, directory: Path) -> None:
+        self._prefix = os.path.realpath(directory) + os.sep
+        self._places = {
+            (status.st_dev, status.st_ino)
+            for folder, _, files in os.walk(directory)
+            for status in _statuses(folder, files)
+        }
+        self._folders: dict[str, bool] = {}
+
+    def has(self, found: Found) -> bool:
+        if found.place in self._places:
+            return True
+        folder = os.path.dirname(found.path)
+        if folder not in self._folders:
+            self._folders[folder] = (os.path.realpath(folder) + os.sep).startswith(self._prefix)
+        return self._folders[folder]
+
+
+def _statuses(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
+    for name in names:
+        try:
+            yield os.stat(os.path.join(folder, name))
+        except OSError:
+            continue
+
+
+def names(pattern: str) -> list[str]:
+    """Expand a pattern; a name without wildcards is given back even if nothing is there."""
+    if os.path.isdir(pattern):
+        return sorted(glob.glob(f"{glob.escape(pattern)}/**", recursive=True))
+    if glob.has_magic(pattern) and not os.path.exists(pattern):
+        return sorted(glob.glob(pattern, recursive=True))
+    return [pattern]
+
+
+def fixed_folder(pattern: str) -> Path:
+    """Tell the deepest folder that a pattern names without wildcards."""
+    folder = Path(pattern)
+    if not folder.is_dir():
+        folder = folder.parent
+    while glob.has_magic(str(folder)):
+        folder = folder.parent
+    return folder

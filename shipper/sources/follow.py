@@ -1,0 +1,493 @@
+"""Files that are followed as they grow, through rotation, truncation and deletion."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectSendStream
+from anyio.to_thread import run_sync
+
+from shipper.errors import SourceError
+from shipper.records import Chunk, Stream
+from shipper.sources.completion import KEEP, Completion
+from shipper.sources.discovery import Found, Patterns, names
+from shipper.sources.identity import Place, StreamBook, UndecidedError, not_regular, shown
+from shipper.sources.reader import StreamReader
+from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
+
+log = structlog.get_logger("sources")
+
+_READ_TOGETHER_BYTES: Final = 1 << 22
+_COPYING_WAITS: Final = 10  # times rotate_wait_s: a copy may take so long to be made
+_LOOK_SHARE: Final = 50  # looks at all names may take one part in so many of the time
+_QUIET_S: Final = 60.0  # a settled file that has not changed for so long need not be opened to be sure of it
+
+
+@dataclass(eq=False)
+class _Followed:
+    """
+    A file that is followed.
+
+    Attributes:
+        grew_at: When it was seen to have changed last.
+        status: What it looked like then.
+        is_ready: Whether it waits for its turn to be read.
+        is_final: Whether it is an archive that was read as one that does not grow any more.
+    """
+
+    reader: StreamReader
+    place: Place
+    grew_at: float
+    status: os.stat_result | None = None
+    is_ready: bool = False
+    is_final: bool = False
+
+    def has_changed(self, status: os.stat_result) -> bool:
+        before = self.status
+        return before is None or (status.st_size, status.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether nothing is left to read, also of what has come since the last look."""
+        return not self.is_ready and not self.has_changed(self.reader.content.status())
+
+
+class Follower:
+    """
+    Finds files and reads what is new in them. All calls block; `now` is of any clock that does not go backwards.
+
+    A busy file and a quiet one take turns, a chunk each. A file that was renamed or deleted stays open until its end
+    was seen and it has not grown for `rotate_wait_s`, as its writer may still have it open.
+
+    Args:
+        start: Where a file begins that is there when a pattern is used for the first time.
+        max_open: Most files to hold open. Beyond it, the one that has been quiet longest is closed until it changes.
+        wall_time: Seconds since the epoch.
+
+    Attributes:
+        is_crowded: Whether files wait for others to be read to their end.
+    """
+
+    def __init__(
+        self,
+        patterns: Patterns,
+        book: StreamBook,
+        register: StreamRegister,
+        *,
+        rotate_wait_s: float,
+        wall_time: Callable[[], float],
+        start: Literal["beginning", "end"] = "beginning",
+        completion: Completion = KEEP,
+        max_open: int = 512,
+    ) -> None:
+        self._patterns = patterns
+        self._book = book
+        self._register = register
+        self._rotate_wait_s = rotate_wait_s
+        self._start = start
+        self._completion = completion
+        self._max_open = max_open
+        self._wall_time = wall_time
+        self._files: dict[Place, _Followed] = {}
+        self._ready: deque[_Followed] = deque()
+        self._asleep: dict[Place, tuple[int, int]] = {}  # size and time of files that are at their end and closed
+        self._undecided: dict[Place, float] = {}  # what may be a copy, and since when it is there
+        self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
+        self._others: dict[Place, tuple[int, int]] = {}  # size and time of files that are none of those
+        self._refused: dict[Path, str] = {}
+        self._is_first_look = True
+        self.is_crowded = False
+
+    def __repr__(self) -> str:
+        return f"<Follower {len(self._files)} open, {len(self._ready)} with news>"
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` has something to do."""
+        return bool(self._ready)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.reader.close()
+        self._files.clear()
+        self._ready.clear()
+
+    # Names --------------------------------------------------------------------------------------------------------
+
+    def look(self, now: float) -> None:
+        """Look at all names: open what is new, note what was renamed, close and complete what is done with."""
+        self.is_crowded = False
+        found = list(self._patterns.find())
+        present = {each.place for each in found}
+        unknown = [each for each in found if not self._look_at_known(each, now)]
+        self._seek(self._book.take_displaced(), now)
+        if unknown or self._sought or self._is_first_look:
+            absent = self._book.lose(present, self._open_streams())
+            for path in absent.renamed:
+                self._open_stray(path, now)
+            if self._is_first_look:
+                self._seek(absent.lost, now)
+                forget_oldest(self._register, self._book, absent.lost)
+                self._begin_at_ends(unknown)
+            for each in unknown:
+                self._try(each, now, self._open_unknown)
+            self._find_strays(present, now)
+        self._undecided = {place: seen for place, seen in self._undecided.items() if place in present}
+        self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
+        self.check(now)
+        for file in list(self._files.values()):
+            self._leave(file, now, is_present=file.place in present)
+        self._is_first_look = False
+
+    def _open_streams(self) -> Iterable[Stream]:
+        return [file.reader.stream for file in self._files.values()]
+
+    def _look_at_known(self, found: Found, now: float) -> bool:
+        """Deal with a file in the place of a stream; False if it is none."""
+        file = self._files.get(found.place)
+        if file is not None:
+            self._note_name(file, found)
+            return True
+        stream = self._book.at(found.place)
+        if stream is None:
+            return False
+        seen = found.status.st_size, found.status.st_mtime_ns
+        if found.place not in self._asleep and self._is_old_news(stream, found):
+            self._asleep[found.place] = seen
+        if self._asleep.get(found.place) == seen:
+            self._complete(stream)
+        else:
+            self._try(found, now, self._open)
+        return True
+
+    def _is_old_news(self, stream: Stream, found: Found) -> bool:
+        """Tell whether an earlier run has settled a file, so that it need not be opened; there may be thousands."""
+        is_quiet = self._wall_time() - found.status.st_mtime > _QUIET_S
+        return is_quiet and stream.path == shown(found.path) and not self._book.has_news(stream, found.status)
+
+    def _note_name(self, file: _Followed, found: Found) -> None:
+        reader = file.reader
+        if reader.path != found.path and not _is_at(reader.path, found.place):
+            log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
+            reader.path = found.path
+            reader.stream.path = shown(found.path)
+            reader.stream.is_rotated = True
+
+    def _try(self, found: Found, now: float, action: Callable[[Found, float], None]) -> None:
+        """Open a file in some way; tell once why that cannot be done."""
+        try:
+            if not stat.S_ISREG(found.status.st_mode):
+                raise not_regular(found.path)
+            action(found, now)
+            self._refused.pop(found.path, None)
+        except (UndecidedError, FileNotFoundError):
+            return
+        except (SourceError, OSError) as error:
+            if self._refused.get(found.path) != str(error):
+                log.warning("source_refused", path=shown(found.path), error=str(error))
+                self._refused[found.path] = str(error)
+
+    def _open_unknown(self, found: Found, now: float) -> None:
+        """Open a file that may be new, or a copy of one that is known; an empty one is not yet anything."""
+        if not found.status.st_size:
+            return
+        waited_s = now - self._undecided.setdefault(found.place, now)
+        try:
+            self._open(found, now, may_wait=waited_s < _COPYING_WAITS * self._rotate_wait_s)
+        except UndecidedError as error:
+            if error.is_shorter or waited_s < self._rotate_wait_s:
+                raise
+            self._open(found, now)
+        del self._undecided[found.place]
+
+    def _open(self, found: Found, now: float, *, may_wait: bool = False) -> None:
+        if len(self._files) >= self._max_open and not self._close_quietest():
+            self.is_crowded = True  # all of them are being read; it is this file's turn at the next look
+            return
+        self._asleep.pop(found.place, None)
+        self._follow(self._book.open(found.path, may_wait=may_wait), now)
+
+    def _follow(self, reader: StreamReader, now: float) -> None:
+        place = reader.stream.place
+        if place in self._files:  # between the look at the name and its opening another file was put there
+            reader.close()
+            return
+        self._files[place] = file = _Followed(reader, place, now)
+        self._wake(file)
+        log.info("source_opened", path=shown(reader.path), offset=reader.offset, size=reader.content.status().st_size)
+
+    def _close_quietest(self) -> bool:
+        """Close the file that has been at its end for longest; False if none is at its end."""
+        quiet = [file for file in self._files.values() if not file.is_ready]
+        for file in sorted(quiet, key=lambda each: each.grew_at):
+            if file.status is not None and file.is_at_its_end:
+                self._asleep[file.place] = file.status.st_size, file.status.st_mtime_ns
+                self._close(file)
+                return True
+        return False
+
+    def _close(self, file: _Followed) -> None:
+        del self._files[file.place]
+        file.reader.close()
+
+    def _leave(self, file: _Followed, now: float, *, is_present: bool) -> None:
+        """Close a file that has gone, and complete one that was rotated away, once nobody writes to it any more."""
+        if now - file.grew_at < self._rotate_wait_s or not file.is_at_its_end:
+            return
+        if not is_present:
+            log.info("source_closed", path=shown(file.reader.path), offset=file.reader.offset)
+            if file.reader.content.status().st_nlink:
+                self._book.find_renamed([file.reader.stream])
+            self._close(file)
+        elif self._complete(file.reader.stream):
+            self._close(file)
+
+    def _complete(self, stream: Stream) -> bool:
+        """Delete or move a file if that is asked for, and it was rotated and is settled; False if it stays."""
+        if self._completion.action == "keep" or not stream.is_rotated or not stream.is_settled:
+            return False
+        return self._completion.complete(stream)
+
+    def _begin_at_ends(self, unknown: list[Found]) -> None:
+        """Save where files begin that were there before their pattern; what comes later begins at its beginning."""
+        started = self._register.started_patterns()
+        new_patterns = [pattern for pattern in self._patterns.include if pattern not in started]
+        begun = []
+        if self._start == "end" and new_patterns:
+            known_names = {name for pattern in self._patterns.include if pattern in started for name in names(pattern)}
+            for found in unknown:
+                if found.pattern in new_patterns and str(found.path) not in known_names:
+                    begun += self._begun_at_end(found)
+        self._register.begin(begun, new_patterns, self._wall_time())
+
+    def _begun_at_end(self, found: Found) -> list[tuple[Stream, bytes]]:
+        if not stat.S_ISREG(found.status.st_mode) or not found.status.st_size:
+            return []
+        try:
+            reader = self._book.open(found.path)
+        except SourceError:
+            return []  # told when its turn comes
+        try:
+            return [] if reader.offset else [(reader.stream, reader.skip_to_end())]
+        finally:
+            reader.close()
+
+    # Streams that have lost their place ---------------------------------------------------------------------------
+
+    def _seek(self, streams: Iterable[Stream], now: float) -> None:
+        """Look for the rest of streams that have lost their place, for a while: a copy may still be being made."""
+        for stream in streams:
+            self._sought[stream.stream_id] = now + self._rotate_wait_s
+
+    def _find_strays(self, present: set[Place], now: float) -> None:
+        """Look for lost streams beside where they were, whatever the patterns say: renamed, copied, compressed."""
+        lost = [stream for stream in self._book.lost() if stream.stream_id in self._sought]
+        for folder in {os.path.dirname(stream.path) for stream in lost}:
+            try:
+                with os.scandir(folder) as entries:
+                    strays = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
+            except OSError:
+                continue
+            for path in strays:
+                self._try_stray(path, present, now)
+        lost = [stream for stream in self._book.lost() if stream.stream_id in self._sought]
+        given_up = [stream for stream in lost if self._sought[stream.stream_id] <= now]
+        still = {stream.stream_id for stream in lost} - {stream.stream_id for stream in given_up}
+        self._sought = {stream_id: until for stream_id, until in self._sought.items() if stream_id in still}
+        if not self._sought:
+            self._others.clear()
+        tell_unreachable(self._register, given_up, self._wall_time())
+
+    def _try_stray(self, path: Path, present: set[Place], now: float) -> None:
+        """Look once, until it changes, whether a file that no pattern names is a stream that is sought."""
+        with suppress(OSError):
+            status = path.stat()
+            place, seen = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
+            if place in present or place in self._files or self._book.at(place) or self._others.get(place) == seen:
+                return
+            if not self._open_stray(path, now):
+                self._others[place] = seen
+
+    def _open_stray(self, path: Path, now: float) -> bool:
+        """Open a file that no pattern names if it is a stream with something unread; False if it is none."""
+        try:
+            reader = self._book.open_known(path)
+        except UndecidedError:
+            return True
+        except (SourceError, OSError):  # nobody has named it, so nobody has to be told
+            return False
+        if reader is not None:
+            self._follow(reader, now)
+        return reader is not None
+
+    # Content ------------------------------------------------------------------------------------------------------
+
+    def touch(self, paths: Iterable[str]) -> bool:
+        """Have files read that are said to have changed; False if one of them is not open."""
+        by_path = {str(file.reader.path): file for file in self._files.values()}
+        touched = [by_path.get(path) for path in paths]
+        for file in touched:
+            if file is not None:
+                self._wake(file)
+        return None not in touched
+
+    def check(self, now: float) -> None:
+        """Have all open files read that have changed, whether anybody has said so or not."""
+        for file in self._files.values():
+            if file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final:
+                self._wake(file)
+
+    def _is_final(self, file: _Followed, now: float) -> bool:
+        """Tell whether an archive has been quiet for so long that its end also ends its last line."""
+        return bool(file.reader.content.compression) and now - file.grew_at >= self._rotate_wait_s
+
+    def _wake(self, file: _Followed) -> None:
+        if not file.is_ready:
+            file.is_ready = True
+            self._ready.append(file)
+
+    def read(self, now: float) -> list[Chunk]:
+        """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
+        chunks: list[Chunk] = []
+        read_bytes = 0
+        for _ in range(len(self._ready)):
+            if read_bytes >= _READ_TOGETHER_BYTES:
+                break
+            file = self._ready.popleft()
+            file.is_ready = False
+            if self._files.get(file.place) is not file:
+                continue  # closed
+            chunk = self._read_one(file, now)
+            if chunk is not None:
+                chunks.append(chunk)
+                read_bytes += len(chunk.data)
+        return chunks
+
+    def _read_one(self, file: _Followed, now: float) -> Chunk | None:
+        """Read a chunk of a file; None at its end, or if it cannot be read for now."""
+        try:
+            status = file.reader.content.status()
+            if file.has_changed(status):
+                if not file.reader.is_intact():
+                    path, offset = shown(file.reader.path), file.reader.offset
+                    log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
+                    file.reader = self._book.begin_again(file.reader)
+                file.status, file.grew_at = status, now
+            file.is_final = self._is_final(file, now)
+            reader = file.reader
+            reader.note_size(status)
+            chunk = reader.read(is_final=file.is_final)
+            if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
+                reader.note_end(status)
+            else:
+                self._wake(file)
+            return chunk
+        except OSError as error:
+            log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
+            file.status = None  # so that the next check tries again
+        except SourceError as error:
+            log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
+        return None
+
+
+class FilesFollowed:
+    """
+    Follows growing files until it is cancelled.
+
+    Args:
+        poll_interval_s: How often to look for new files, and for growth that nothing announced.
+    """
+
+    is_exhausted = False  # there is no end to reach
+
+    def __init__(self, follower: Follower, patterns: Patterns, *, poll_interval_s: float) -> None:
+        self._follower = follower
+        self._patterns = patterns
+        self._poll_interval_s = poll_interval_s
+        self._touched: set[str] = set()
+        self._wake = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<FilesFollowed {self._follower!r}>"
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Send chunks as they appear; ends only by cancellation."""
+        try:
+            async with anyio.create_task_group() as side:
+                stop_watching = anyio.Event()
+                side.start_soon(self._watch, stop_watching)
+                try:
+                    await self._follow(chunks_tx)
+                finally:
+                    stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
+        finally:
+            self._follower.close()
+
+    async def after_save(self) -> None:
+        """Files are completed when they are looked at."""
+
+    async def _follow(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        follower = self._follower
+        look_at = check_at = may_look_at = 0.0
+        while True:
+            self._wake = wake = anyio.Event()
+            touched, self._touched = self._touched, set()
+            now = anyio.current_time()
+            if not follower.touch(touched):
+                look_at = min(look_at, max(now, may_look_at))
+            if now >= look_at:
+                await run_sync(follower.look, now)
+                may_look_at = now + _LOOK_SHARE * (anyio.current_time() - now)
+                look_at = now if follower.is_crowded else max(now + self._poll_interval_s, may_look_at)
+                check_at = now + self._poll_interval_s
+            elif now >= check_at:
+                await run_sync(follower.check, now)
+                check_at = now + self._poll_interval_s
+            if follower.has_news:
+                for chunk in await run_sync(follower.read, now):
+                    await chunks_tx.send(chunk)
+            if not follower.has_news:
+                with anyio.move_on_at(min(look_at, check_at)):
+                    await wake.wait()
+
+    async def _watch(self, stop: anyio.Event) -> None:
+        """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
+        from watchfiles import awatch
+
+        folders = self._patterns.folders()
+        if not folders:
+            return
+        changes = awatch(
+            *folders,
+            watch_filter=None,
+            stop_event=stop,
+            debounce=50,
+            step=25,
+            recursive=any(folders.values()),
+            ignore_permission_denied=True,
+        )
+        try:
+            async for changed in changes:
+                self._touched.update(path for _, path in changed)
+                self._wake.set()
+        except Exception as error:  # whatever the watcher has to say, the poll goes on
+            log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
+
+
+def _is_at(path: Path, place: Place) -> bool:
+    """Tell whether a name still points at a file: a hard link is no rename."""
+    try:
+        there = path.stat()
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == place

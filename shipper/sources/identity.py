@@ -1,0 +1,352 @@
+"""
+Which file is which stream, wherever it has gone.
+
+Device and inode are the key while they last; the head and the marker before the checkpoint confirm it. A file at
+another place is taken for a stream by these bytes alone, if the stream has lost its place: the copy that copytruncate
+made, a rotated file that was compressed, a file that was moved to another disk. A copy of a stream that is still in its
+place may be about to take over from it, so that one waits before it calls it a file of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import structlog
+
+from shipper.errors import SourceError
+from shipper.framing import Framing
+from shipper.records import Stream, digest
+from shipper.sources.content import Content, open_content
+from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, likeness
+
+log = structlog.get_logger("sources")
+
+Place = tuple[int, int]  # device and inode
+
+_NO_EVIDENCE = b"\0 \t\r\n"
+
+
+class UndecidedError(SourceError):
+    """
+    It looks like a copy of another input; it is too early to tell what it will be.
+
+    Attributes:
+        is_shorter: It may be a copy that is still being made.
+    """
+
+    def __init__(self, original: Stream, *, is_shorter: bool) -> None:
+        super().__init__(f"it begins like {original.path}")
+        self.is_shorter = is_shorter
+
+
+class Absent(NamedTuple):
+    """
+    Streams whose file no longer is where it was.
+
+    Attributes:
+        renamed: The new names, in the same folder, of those that have one.
+        lost: The others, older ones first; another file may turn out to be one of them.
+    """
+
+    renamed: list[Path]
+    lost: list[Stream]
+
+
+class StreamBook:
+    """
+    Knows which files are streams that were read before.
+
+    Args:
+        known: The file streams of the state store, older ones first.
+        next_stream_id: Gives an id that was never given.
+        max_record_bytes: The longest line that is a record.
+        form: How records lie in the files.
+    """
+
+    def __init__(
+        self,
+        known: Iterable[Stream],
+        next_stream_id: Callable[[], int],
+        *,
+        max_record_bytes: int,
+        form: InputForm = NDJSON,
+    ) -> None:
+        self._max_record_bytes = max_record_bytes
+        self._form = form
+        self._next_stream_id = next_stream_id
+        self._streams: dict[int, Stream] = {}
+        self._by_place: dict[Place, Stream] = {}
+        for stream in known:
+            self._streams[stream.stream_id] = stream
+            if stream.inode:
+                self._by_place[stream.place] = stream
+        self._displaced: list[Stream] = []
+        self._lost: dict[tuple[int, bytes], list[Stream]] = {}
+        self._in_place: dict[tuple[int, bytes], list[Stream]] = {}
+
+    def at(self, place: Place) -> Stream | None:
+        """Tell which stream was seen at a place last."""
+        return self._by_place.get(place)
+
+    def has_news(self, stream: Stream, status: os.stat_result) -> bool:
+        """Tell whether a file in its stream's place has to be opened: it has changed, or was not settled."""
+        return (status.st_size, status.st_mtime_ns) != (stream.ended_size, stream.ended_ns) or not stream.is_settled
+
+    def lose(self, present: Iterable[Place], open_streams: Iterable[Stream] = ()) -> Absent:
+        """
+        Find the streams whose file no longer is where it was.
+
+        Args:
+            present: Where files are.
+            open_streams: Those that are being read, whether their file has a name or not.
+        """
+        there = set(present)
+        being_read = {stream.stream_id: stream for stream in open_streams}
+        missing = [
+            stream
+            for stream in self._streams.values()
+            if stream.stream_id not in being_read and stream.place not in there and not _is_in_place(stream)
+        ]
+        # A new name is no loss: the place goes before what the bytes say.
+        renamed = self.find_renamed(missing)
+        lost = [stream for stream in missing if stream.stream_id not in renamed]
+        self._lost = _by_head(lost)
+        self._in_place = _by_head(being_read.values())
+        return Absent(list(renamed.values()), lost)
+
+    def find_renamed(self, streams: Iterable[Stream]) -> dict[int, Path]:
+        """Find new names, in the same folders, of files that have left their own, by stream id; take note of them."""
+        renamed = _renamed(streams)
+        for stream_id, path in renamed.items():
+            self._streams[stream_id].path = shown(path)
+            self._streams[stream_id].is_rotated = True
+        return renamed
+
+    def lost(self) -> list[Stream]:
+        """Tell which of the streams that were lost at the last look have not been found again."""
+        return [stream for streams in self._lost.values() for stream in streams]
+
+    def take_displaced(self) -> list[Stream]:
+        """Hand out, once, the streams that have lost their place to another one."""
+        displaced, self._displaced = self._displaced, []
+        return displaced
+
+    def forget(self, streams: Iterable[Stream]) -> None:
+        """Drop streams that will not come back."""
+        for stream in streams:
+            del self._streams[stream.stream_id]
+            self._lost[_head_of(stream)].remove(stream)
+            if self._by_place.get(stream.place) is stream:
+                del self._by_place[stream.place]
+
+    def open(self, path: Path, *, may_wait: bool = False) -> StreamReader:
+        """
+        Open a file where it was left, or at its start if it is new.
+
+        Args:
+            may_wait: The caller comes again, should it be too early to tell.
+        Raises:
+            SourceError: It is not a regular file, or cannot be read.
+            UndecidedError: Only with `may_wait`.
+        """
+        descriptor = _opened(path)
+        try:
+            content = open_content(descriptor, path)
+            framing = self._framing_of(content)
+            stream = self._identify(content, path, may_wait=may_wait) or self._begin(content, path)
+            return self._reader(content, stream, path, framing)
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def open_known(self, path: Path) -> StreamReader | None:
+        """
+        Open a file if it is a known stream, and there is something in it that is not settled.
+
+        Raises:
+            SourceError: It cannot be read.
+            UndecidedError: It is too early to tell.
+        """
+        descriptor = _opened(path)
+        try:
+            content = open_content(descriptor, path)
+            framing = self._framing_of(content)
+            stream = self._identify(content, path, may_wait=True)
+            if stream is not None and content.pread(1, max(stream.checkpoint, stream.read_offset)):
+                return self._reader(content, stream, path, framing)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        return None
+
+    def begin_again(self, reader: StreamReader) -> StreamReader:
+        """Begin a stream in a file that was truncated in place; the old one may live on in a copy."""
+        descriptor = os.dup(reader.content.descriptor)
+        try:
+            content = open_content(descriptor, reader.path)
+            again = self._reader(content, self._begin(content, reader.path), reader.path)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        reader.close()
+        return again
+
+    def _framing_of(self, content: Content) -> Framing | None:
+        """Look at the first bytes of an archive, before it is read up to a checkpoint: there is no cheap way back."""
+        if not content.compression:
+            return None
+        head = content.pread(READ_BYTES, 0)
+        return self._form.framing_of(head, is_whole=content.is_ended() or len(head) == READ_BYTES)
+
+    def _reader(self, content: Content, stream: Stream, path: Path, framing: Framing | None = None) -> StreamReader:
+        return StreamReader(
+            content, stream, path, max_record_bytes=self._max_record_bytes, form=self._form, framing=framing
+        )
+
+    def _identify(self, content: Content, path: Path, *, may_wait: bool) -> Stream | None:
+        """Find the stream that an open file is; None if it is none that is known."""
+        place = _place_of(content.status())
+        stream = self._by_place.get(place)
+        if stream is not None:
+            if likeness(content, stream) == "same":
+                if stream.path != shown(path) and not _is_in_place(stream):
+                    stream.is_rotated = True
+                stream.path = shown(path)
+                return stream
+            log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
+            self._displace(stream)
+        stream = self._moved(content, may_wait=may_wait)
+        if stream is not None:
+            log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
+            self._by_place.pop(stream.place, None)
+            self._lost[_head_of(stream)].remove(stream)
+            stream.device, stream.inode = place
+            stream.path = shown(path)
+            stream.compression, stream.is_rotated = content.compression, True
+            stream.ended_size = stream.ended_ns = -1
+            self._by_place[stream.place] = stream
+        return stream
+
+    def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
+        """Find the lost stream whose bytes these are."""
+        candidates = _alike(content, self._lost)
+        for stream in sorted(candidates, key=lambda each: -each.checkpoint):
+            found = likeness(content, stream)
+            if found == "same":
+                return stream
+            if found == "shorter" and may_wait:
+                raise UndecidedError(stream, is_shorter=True)
+        if may_wait:
+            for stream in _alike(content, self._in_place):
+                found = likeness(content, stream)
+                if found != "other":
+                    raise UndecidedError(stream, is_shorter=found == "shorter")
+        return None
+
+    def _begin(self, content: Content, path: Path) -> Stream:
+        """Begin a stream at the start of a file."""
+        place = _place_of(content.status())
+        displaced = self._by_place.get(place)
+        if displaced is not None:
+            self._displace(displaced)
+        stream = Stream(
+            stream_id=self._next_stream_id(),
+            kind="file",
+            path=shown(path),
+            device=place[0],
+            inode=place[1],
+            compression=content.compression,
+        )
+        self._streams[stream.stream_id] = stream
+        self._by_place[stream.place] = stream
+        return stream
+
+    def _displace(self, stream: Stream) -> None:
+        """Take a stream's place from it; from now on it is lost."""
+        if self._by_place.get(stream.place) is stream:
+            del self._by_place[stream.place]
+        stream.device = stream.inode = 0
+        self._displaced.append(stream)
+
+
+def shown(path: Path | str) -> str:
+    """Write a path for people and for the state, also one that is not UTF-8."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _opened(path: Path) -> int:
+    try:
+        # O_NONBLOCK: a FIFO would otherwise hold the open until somebody writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
+            raise not_regular(path) from error
+        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise not_regular(path)
+    return descriptor
+
+
+def not_regular(path: Path) -> SourceError:
+    return SourceError(f"{path} is not a regular file; a stream goes through `shipper pipe`")
+
+
+def _is_in_place(stream: Stream) -> bool:
+    """Tell whether a stream's file still has the name by which it was seen last."""
+    try:
+        status = os.stat(stream.path)
+    except (OSError, ValueError):
+        return False
+    return _place_of(status) == stream.place
+
+
+def _renamed(missing: Iterable[Stream]) -> dict[int, Path]:
+    """Find files under other names in the folders where they were, by stream id."""
+    by_folder: dict[str, dict[Place, Stream]] = {}
+    for stream in missing:
+        if stream.inode:
+            by_folder.setdefault(os.path.dirname(stream.path), {})[stream.place] = stream
+    found = {}
+    for folder, by_place in by_folder.items():
+        with suppress(OSError), os.scandir(folder or ".") as entries:
+            device = os.stat(folder or ".").st_dev
+            for entry in entries:
+                known = by_place.get((device, entry.inode()))
+                if known is not None and entry.is_file(follow_symlinks=False):
+                    found[known.stream_id] = Path(entry.path)
+    return found
+
+
+def _place_of(status: os.stat_result) -> Place:
+    return status.st_dev, status.st_ino
+
+
+def _head_of(stream: Stream) -> tuple[int, bytes]:
+    return stream.head_bytes, stream.head_digest
+
+
+def _by_head(streams: Iterable[Stream]) -> dict[tuple[int, bytes], list[Stream]]:
+    found: dict[tuple[int, bytes], list[Stream]] = defaultdict(list)
+    for stream in streams:
+        found[_head_of(stream)].append(stream)
+    return found
+
+
+def _alike(content: Content, by_head: dict[tuple[int, bytes], list[Stream]]) -> list[Stream]:
+    """Find the streams that begin as a file does; blanks and NULs are no evidence."""
+    lengths = {length for length, _ in by_head}
+    head = content.pread(HEAD_BYTES, 0) if lengths else b""
+    found = []
+    for length in sorted(lengths, reverse=True):
+        if length <= len(head) and head[:length].strip(_NO_EVIDENCE):
+            found += by_head.get((length, digest(head[:length])), [])
+    return found

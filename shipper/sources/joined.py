@@ -1,0 +1,41 @@
+"""Several sources as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from shipper.records import Chunk
+
+
+class Part(Protocol):
+    """A source; see the pipeline's, which stands above."""
+
+    @property
+    def is_exhausted(self) -> bool: ...
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None: ...
+    async def after_save(self) -> None: ...
+
+
+class Joined:
+    """Reads sources side by side, such as files and what an earlier `pipe` had to leave in the spool."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+
+    @property
+    def is_exhausted(self) -> bool:
+        return all(part.is_exhausted for part in self._parts)
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        """Send the chunks of all sources until each has ended."""
+        async with anyio.create_task_group() as side_by_side:
+            for part in self._parts:
+                side_by_side.start_soon(part.run, chunks_tx)
+
+    async def after_save(self) -> None:
+        for part in self._parts:
+            await part.after_save()

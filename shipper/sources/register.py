@@ -1,0 +1,51 @@
+"""What sources have to have remembered about their inputs, beside the checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import structlog
+
+from shipper.records import Stream
+from shipper.sources.identity import StreamBook
+
+log = structlog.get_logger("sources")
+
+_GONE_KEPT: Final = 10_000
+
+
+class StreamRegister(Protocol):
+    """The part of the state store that is about streams."""
+
+    def started_patterns(self) -> set[str]:
+        """Tell which patterns were used before."""
+
+    def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
+        """Save streams that do not begin at their beginning, with the last bytes before, and patterns as used."""
+
+    def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
+        """Save which inputs are gone with something unread; gives back the new ones with the bytes of each."""
+
+    def forget(self, stream_ids: Iterable[int]) -> None:
+        """Drop streams for good."""
+
+
+def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
+    """Report once what is known to have been in inputs that cannot be found any more."""
+    unread = [stream for stream in lost if stream.size > max(stream.checkpoint, stream.read_offset)]
+    if unread:
+        for stream, count in register.note_unreachable(unread, now_s):
+            log.error(
+                "source_unreachable", path=stream.path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
+            )
+
+
+def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:
+    """Keep so many streams of files that are gone, as one may be found again; forget the oldest beyond that."""
+    settled = [stream for stream in lost if stream.is_settled]
+    forgotten = settled[:-_GONE_KEPT]
+    if forgotten:
+        register.forget([stream.stream_id for stream in forgotten])
+        book.forget(forgotten)
+        log.info("sources_forgotten", count=len(forgotten))

@@ -1,0 +1,120 @@
+"""
+What is known of inputs: how to know each again, how far it is settled, and what of it could not be reached any more.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from shipper.records import Stream, StreamKind, digest
+from shipper.state.schema import understood
+
+_COLUMNS: Final = (
+    *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns", "is_rotated"),
+    *("checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest"),
+)
+_SAVED: Final = (*_COLUMNS, "updated_at")
+_UPSERT: Final = (
+    f"INSERT INTO streams ({', '.join(_SAVED)}) VALUES ({', '.join(f':{name}' for name in _SAVED)}) "
+    f"ON CONFLICT (stream_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _SAVED[2:])}"
+)
+
+
+class StreamTable:
+    """
+    The streams of a state database.
+
+    Args:
+        transaction: Does all of what is within, or nothing.
+    """
+
+    def __init__(
+        self, db: sqlite3.Connection, path: Path, transaction: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._db = db
+        self._path = path
+        self._transaction = transaction
+
+    def known(self, kind: StreamKind) -> list[Stream]:
+        """Read the streams of one kind, older ones first."""
+        with understood(self._path):
+            rows = self._db.execute(
+                f"SELECT {', '.join(_COLUMNS)} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,)
+            )
+            streams = [Stream(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        for stream in streams:
+            stream.is_rotated = bool(stream.is_rotated)
+        return streams
+
+    def youngest_id(self) -> int:
+        """Tell the greatest stream id that was ever saved."""
+        with understood(self._path):
+            return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
+
+    def save(self, stream: Stream, checkpoint: int, tail: bytes, now_s: float) -> None:
+        """Write a stream within a transaction; `tail` are the last bytes before the checkpoint."""
+        values = {name: getattr(stream, name) for name in _COLUMNS}
+        values |= {
+            "checkpoint": checkpoint,
+            "marker_bytes": len(tail),
+            "marker_digest": digest(tail),
+            "updated_at": now_s,
+        }
+        self._db.execute(_UPSERT, values)
+        if stream.inode:
+            # The file was truncated, or its inode was given to another one: the older stream may live on in a copy.
+            self._db.execute(
+                "UPDATE streams SET device = 0, inode = 0 "
+                "WHERE kind = ? AND device = ? AND inode = ? AND stream_id < ?",
+                (stream.kind, stream.device, stream.inode, stream.stream_id),
+            )
+        self._db.execute("UPDATE totals SET youngest_stream_id = max(youngest_stream_id, ?)", (stream.stream_id,))
+
+    def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
+        """
+        Save where streams begin that are not read from their beginning.
+
+        Args:
+            streams: Each with the last bytes before its checkpoint.
+            patterns: Of `input.include`: what they match from now on is read from its beginning.
+        """
+        with self._transaction():
+            for stream, tail in streams:
+                self.save(stream, stream.checkpoint, tail, now_s)
+            self._db.executemany(
+                "INSERT OR IGNORE INTO started_patterns VALUES (?)", [(pattern,) for pattern in patterns]
+            )
+
+    def started_patterns(self) -> set[str]:
+        """Tell for which patterns a run has begun before."""
+        with understood(self._path):
+            return {pattern for (pattern,) in self._db.execute("SELECT pattern FROM started_patterns")}
+
+    def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
+        """
+        Take note of inputs that are gone with something unread.
+
+        Returns:
+            Those that were not noted before, with the bytes that are known to be out of reach.
+        """
+        noted = []
+        with self._transaction():
+            for stream in streams:
+                unread = stream.size - stream.checkpoint
+                added = self._db.execute(
+                    "INSERT OR IGNORE INTO unreachable VALUES (?, ?, ?, ?)",
+                    (stream.stream_id, stream.path, unread, now_s),
+                ).rowcount
+                if added:
+                    self._db.execute("UPDATE totals SET unreachable_bytes = unreachable_bytes + ?", (unread,))
+                    noted.append((stream, unread))
+        return noted
+
+    def forget(self, stream_ids: Iterable[int]) -> None:
+        """Drop streams whose input no longer exists; their dead letters and counts stay."""
+        with self._transaction():
+            self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
