@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from random import Random
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import anyio
 import structlog
@@ -27,7 +27,7 @@ from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import Endpoint, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender
-from shipper.errors import DeliveryGaveUpError
+from shipper.errors import DeliveryGaveUpError, StateUnwritableError
 from shipper.records import Batch, Checkpoint, Chunk, Stream, Totals
 from shipper.state.acks import Acks
 from shipper.state.store import Store
@@ -44,6 +44,13 @@ _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
 _DUPLICATES_TOLD: Final = 5
+
+
+class _Why(NamedTuple):
+    """Why what is settled cannot be saved: a word, and what to do about it; empty if it can."""
+
+    reason: str
+    message: str
 
 
 class Source(Protocol):
@@ -126,8 +133,8 @@ class Pipeline:
         self._save_asked = anyio.Event()
         self._acks = Acks()
         self._unsaved: list[Checkpoint] = []
-        self._full_since: float | None = None  # when the dead letters had no room first
-        self._why_full = ""
+        self._full_since: float | None = None  # when something settled could not be saved first
+        self._why_full = _Why("", "")
         self._expires_at = -math.inf
         self._has_left_chunks = False
         self._duplicates_seen = 0
@@ -199,13 +206,16 @@ class Pipeline:
             with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
                 await self._save()
         totals = self._acks.totals
-        without_room = sum(len(checkpoint.rejections) for checkpoint in self._unsaved)
+        # What is not saved is done again at the next start, whatever has become of it.
+        accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
+        duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
+        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved)
         return Summary(
             read=totals.read,
-            accepted=totals.accepted,
-            dead_lettered=totals.dead_lettered - without_room,
-            duplicates=totals.duplicates,
-            pending=totals.pending + without_room,
+            accepted=totals.accepted - accepted,
+            dead_lettered=totals.dead_lettered - dead_lettered,
+            duplicates=totals.duplicates - duplicates,
+            pending=totals.pending + accepted + dead_lettered + duplicates,
             batches=self._counts.batches,
             requests=self._counts.requests,
             retries=self._counts.retries,
@@ -340,28 +350,35 @@ class Pipeline:
             return
         with anyio.CancelScope(shield=True):
             # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
-            saved = await run_sync(self._store.save, self._unsaved, self._wall_time())
+            try:
+                saved = await run_sync(self._store.save, self._unsaved, self._wall_time())
+            except StateUnwritableError as error:
+                self._note_room(_Why("state_unwritable", str(error)))
+                return
             for checkpoint in saved.done:
                 checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
             self._unsaved = saved.waiting
-            self._note_room(saved.why)
+            self._note_room(_Why("dead_letters_full" if saved.why else "", saved.why))
             if saved.done:
                 self._tell_progress()
                 await self._source.after_save()
 
-    def _note_room(self, why_full: str) -> None:
-        """Begin or end the pause for the quota of the dead letters; told once each."""
-        if why_full and self._full_since is None:
+    def _note_room(self, why: _Why) -> None:
+        """Begin or end a pause because what is settled cannot be saved; told once each."""
+        before, self._why_full = self._why_full, why
+        if why.reason and self._full_since is None:
             self._full_since = anyio.current_time()
-            log.warning("delivery_paused", reason="dead_letters_full", message=why_full)
-        elif self._full_since is not None and not why_full:
+        elif not why.reason:
             self._full_since = None
-            log.info("delivery_resumed", reason="dead_letters_full")
-        self._why_full = why_full
+        if why.reason != before.reason:
+            if before.reason:
+                log.info("delivery_resumed", reason=before.reason)
+            if why.reason:
+                log.warning("delivery_paused", reason=why.reason, message=why.message)
 
     def _lose_patience(self) -> None:
         """
-        End a one-shot run that has waited for room long enough.
+        End a one-shot run that has waited long enough for what is settled to be saved.
 
         Raises:
             DeliveryGaveUpError: What was not saved is pending.
@@ -370,7 +387,7 @@ class Pipeline:
         if not self._is_one_shot or self._full_since is None or anyio.current_time() < self._full_since + limit_s:
             return
         raise DeliveryGaveUpError(
-            f"there was no room for dead letters for {limit_s:g} s (delivery.give_up_after_seconds): {self._why_full}. "
+            f"nothing could be saved for {limit_s:g} s (delivery.give_up_after_seconds): {self._why_full.message}. "
             "What was not saved stays pending; run the same command again"
         )
 
@@ -380,7 +397,9 @@ class Pipeline:
         if not days or anyio.current_time() < self._expires_at:
             return
         self._expires_at = anyio.current_time() + _EXPIRY_INTERVAL_S
-        expired = await run_sync(self._store.expire, self._wall_time() - days * _DAY_S)
+        expired = 0
+        with suppress(StateUnwritableError):  # the next save tells
+            expired = await run_sync(self._store.expire, self._wall_time() - days * _DAY_S)
         if expired:
             log.info("dead_letters_expired", count=expired, retention_days=days)
 

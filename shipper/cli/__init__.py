@@ -22,6 +22,7 @@ from shipper.cli.report import report
 from shipper.cli.sample import sample
 from shipper.cli.sandbox import sandbox
 from shipper.cli.ship import backfill, pipe, run
+from shipper.cli.status import status
 from shipper.cli.validate import validate
 from shipper.errors import ShipperError
 
@@ -41,7 +42,10 @@ dead_letters_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-_COMMANDS: Final[tuple[Callable[..., None], ...]] = (demo, run, pipe, backfill, validate, report, sandbox, sample)
+_COMMANDS: Final[tuple[Callable[..., None], ...]] = (
+    *(demo, run, pipe, backfill, validate, status),
+    *(report, sandbox, sample),
+)
 _CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)
 _DEAD_LETTERS_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "list": dead_letters.show_list,

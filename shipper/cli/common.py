@@ -89,3 +89,11 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
 
     gc.freeze()  # what is loaded by now stays: no collection has to look at it again
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def plain(text: str) -> str:
+    """Write out what a terminal would obey, but for newlines and tabs."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, get_args
 import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, reader_may_leave, say
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    plain,
+    prepare,
+    reader_may_leave,
+    say,
+)
 from shipper.cli.ship import SummaryOption, checked_form, ship
 from shipper.config import Settings
 from shipper.records import DeliveryClass
@@ -280,14 +289,6 @@ def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _plain(text: str) -> str:
-    """Write out what a terminal would obey, but for newlines and tabs."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )
-
-
 def _document(letter: DeadLetter) -> dict[str, object]:
     fields = msgspec.structs.asdict(letter)
     return fields | {"first_at": _iso(letter.first_at), "last_at": _iso(letter.last_at)}
@@ -307,7 +308,7 @@ def _table(letters: list[DeadLetter]) -> str:
         )
         for letter in letters
     ]
-    rows = [tuple(_plain(cell).replace("\n", " ") for cell in row) for row in rows]
+    rows = [tuple(plain(cell).replace("\n", " ") for cell in row) for row in rows]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -327,13 +328,13 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
     }
     if header:
         facts["header"] = _text(header)
-    lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {_plain(value)}" for name, value in facts.items())]
+    lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {plain(value)}" for name, value in facts.items())]
     record = _text(raw) if raw else "(not kept: it was too long to be read; its position is above)"
     return "\n".join([*lines, f"  {'record:':<14} {len(raw):,} bytes", record, ""])
 
 
 def _text(data: bytes) -> str:
-    return _plain(data.decode("utf-8", "backslashreplace"))
+    return plain(data.decode("utf-8", "backslashreplace"))
 
 
 def _tell_position_only(letters: Letters, selection: Selection) -> bool:

@@ -8,6 +8,7 @@ is halved until the bad lines stand alone. Records that are no lines are always 
 
 from __future__ import annotations
 
+import re
 from codecs import BOM_UTF8
 from collections.abc import Callable
 from itertools import accumulate, chain
@@ -27,6 +28,7 @@ from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
 
 MARKER_BYTES: Final = 64
 _BLANKS: Final = b" \t\r\n\0"
+_BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 
 
 class _Piece(NamedTuple):
@@ -154,6 +156,8 @@ class Codec:
         data = chunk.data
         if chunk.start_offset + start == 0 and data.startswith(BOM_UTF8):
             start = len(BOM_UTF8)
+        if blank := _BLANK_LINES.match(data, start):
+            start = blank.end()  # there may be millions
         end, count, array = self._cut(data, start, room_events, room_bytes)
         if end == start and end < len(data):
             return None

@@ -53,7 +53,7 @@ class Completion(NamedTuple):
                 shutil.move(path, moved)
                 log.info("source_moved", path=shown(path), to=shown(moved), bytes=stream.size)
         except OSError as error:
-            log.error("source_not_completed", path=shown(path), action=self.action, error=error.strerror)
+            log.error("source_not_completed", path=shown(path), action=self.action, error=str(error))
         crash_point("complete.done")
         return True
 

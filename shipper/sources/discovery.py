@@ -6,6 +6,7 @@ import glob
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Patterns:
     Args:
         include: What to find, in this order.
         exclude: What to leave out.
-        own_directory: The state directory. What lies in it is shipper's own and never an input, by whatever name.
+        own_directory: The state directory. What shipper writes itself is never an input, by whatever name.
     """
 
     def __init__(self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = ()) -> None:
@@ -60,21 +61,23 @@ class Patterns:
         folders: dict[Path, bool] = {}
         for pattern in self.include:
             folder = fixed_folder(pattern)
-            if folder.is_dir():
+            if os.path.isdir(folder):
                 folders[folder] = folders.get(folder, False) or "**" in pattern or folder == Path(pattern)
         return folders
 
 
 class _Own:
-    """What lies in the state directory: by path, and by identity for what is linked to from elsewhere."""
+    """What shipper writes itself: its state directory, also what is linked to from elsewhere, and its own log."""
 
     def __init__(self, directory: Path) -> None:
         self._prefix = os.path.realpath(directory) + os.sep
         self._places = {
             (status.st_dev, status.st_ino)
             for folder, _, files in os.walk(directory)
-            for status in _statuses(folder, files)
+            for status in _statuses(os.path.join(folder, name) for name in files)
         }
+        # Standard output and error, if they are kept in files.
+        self._places |= {(status.st_dev, status.st_ino) for status in _statuses((1, 2)) if stat.S_ISREG(status.st_mode)}
         self._folders: dict[str, bool] = {}
 
     def has(self, found: Found) -> bool:
@@ -86,12 +89,10 @@ class _Own:
         return self._folders[folder]
 
 
-def _statuses(folder: str, names: Iterable[str]) -> Iterator[os.stat_result]:
-    for name in names:
-        try:
-            yield os.stat(os.path.join(folder, name))
-        except OSError:
-            continue
+def _statuses(files: Iterable[str | int]) -> Iterator[os.stat_result]:
+    for file in files:
+        with suppress(OSError):
+            yield os.stat(file)
 
 
 def names(pattern: str) -> list[str]:
@@ -105,9 +106,7 @@ def names(pattern: str) -> list[str]:
 
 def fixed_folder(pattern: str) -> Path:
     """Tell the deepest folder that a pattern names without wildcards."""
-    folder = Path(pattern)
-    if not folder.is_dir():
-        folder = folder.parent
-    while glob.has_magic(str(folder)):
-        folder = folder.parent
-    return folder
+    folder = pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
+    while glob.has_magic(folder):
+        folder = os.path.dirname(folder)
+    return Path(folder)

@@ -16,11 +16,11 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import SourceError
+from shipper.errors import SourceError, StateUnwritableError
 from shipper.records import Chunk, Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
-from shipper.sources.identity import Place, StreamBook, UndecidedError, not_regular, shown
+from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, shown
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
 
@@ -133,8 +133,9 @@ class Follower:
         self._seek(self._book.take_displaced(), now)
         if unknown or self._sought or self._is_first_look:
             absent = self._book.lose(present, self._open_streams())
-            for path in absent.renamed:
-                self._open_stray(path, now)
+            for stream in absent.renamed:
+                if not self._open_stray(Path(stream.path), now):
+                    self._complete(stream)
             if self._is_first_look:
                 self._seek(absent.lost, now)
                 forget_oldest(self._register, self._book, absent.lost)
@@ -244,12 +245,13 @@ class Follower:
         """Close a file that has gone, and complete one that was rotated away, once nobody writes to it any more."""
         if now - file.grew_at < self._rotate_wait_s or not file.is_at_its_end:
             return
-        if not is_present:
-            log.info("source_closed", path=shown(file.reader.path), offset=file.reader.offset)
-            if file.reader.content.status().st_nlink:
-                self._book.find_renamed([file.reader.stream])
-            self._close(file)
-        elif self._complete(file.reader.stream):
+        stream = file.reader.stream
+        if not is_present and file.reader.content.status().st_nlink:
+            self._book.find_renamed([stream])
+        if self._completion.action != "keep" and stream.is_rotated and not stream.is_settled:
+            return
+        if self._complete(stream) or not is_present:
+            log.info("source_closed", path=stream.path, offset=file.reader.offset)
             self._close(file)
 
     def _complete(self, stream: Stream) -> bool:
@@ -292,7 +294,7 @@ class Follower:
     def _find_strays(self, present: set[Place], now: float) -> None:
         """Look for lost streams beside where they were, whatever the patterns say: renamed, copied, compressed."""
         lost = [stream for stream in self._book.lost() if stream.stream_id in self._sought]
-        for folder in {os.path.dirname(stream.path) for stream in lost}:
+        for folder in {folder for stream in lost for folder in folders_of(stream)}:
             try:
                 with os.scandir(folder) as entries:
                     strays = [Path(entry.path) for entry in entries if entry.is_file(follow_symlinks=False)]
@@ -302,11 +304,11 @@ class Follower:
                 self._try_stray(path, present, now)
         lost = [stream for stream in self._book.lost() if stream.stream_id in self._sought]
         given_up = [stream for stream in lost if self._sought[stream.stream_id] <= now]
+        tell_unreachable(self._register, given_up, self._wall_time())
         still = {stream.stream_id for stream in lost} - {stream.stream_id for stream in given_up}
         self._sought = {stream_id: until for stream_id, until in self._sought.items() if stream_id in still}
         if not self._sought:
             self._others.clear()
-        tell_unreachable(self._register, given_up, self._wall_time())
 
     def _try_stray(self, path: Path, present: set[Place], now: float) -> None:
         """Look once, until it changes, whether a file that no pattern names is a stream that is sought."""
@@ -446,7 +448,8 @@ class FilesFollowed:
             if not follower.touch(touched):
                 look_at = min(look_at, max(now, may_look_at))
             if now >= look_at:
-                await run_sync(follower.look, now)
+                with suppress(StateUnwritableError):  # the next save tells, and the next look comes
+                    await run_sync(follower.look, now)
                 may_look_at = now + _LOOK_SHARE * (anyio.current_time() - now)
                 look_at = now if follower.is_crowded else max(now + self._poll_interval_s, may_look_at)
                 check_at = now + self._poll_interval_s

@@ -41,8 +41,8 @@ class UndecidedError(SourceError):
         is_shorter: It may be a copy that is still being made.
     """
 
-    def __init__(self, original: Stream, *, is_shorter: bool) -> None:
-        super().__init__(f"it begins like {original.path}")
+    def __init__(self, *, is_shorter: bool) -> None:
+        super().__init__("it is too early to tell which input it is")
         self.is_shorter = is_shorter
 
 
@@ -51,11 +51,11 @@ class Absent(NamedTuple):
     Streams whose file no longer is where it was.
 
     Attributes:
-        renamed: The new names, in the same folder, of those that have one.
+        renamed: Those that have another name in the same folder, which they now know.
         lost: The others, older ones first; another file may turn out to be one of them.
     """
 
-    renamed: list[Path]
+    renamed: list[Stream]
     lost: list[Stream]
 
 
@@ -116,18 +116,29 @@ class StreamBook:
         ]
         # A new name is no loss: the place goes before what the bytes say.
         renamed = self.find_renamed(missing)
-        lost = [stream for stream in missing if stream.stream_id not in renamed]
+        renamed_ids = {stream.stream_id for stream in renamed}
+        lost = [stream for stream in missing if stream.stream_id not in renamed_ids]
         self._lost = _by_head(lost)
         self._in_place = _by_head(being_read.values())
-        return Absent(list(renamed.values()), lost)
+        return Absent(renamed, lost)
 
-    def find_renamed(self, streams: Iterable[Stream]) -> dict[int, Path]:
-        """Find new names, in the same folders, of files that have left their own, by stream id; take note of them."""
-        renamed = _renamed(streams)
-        for stream_id, path in renamed.items():
-            self._streams[stream_id].path = shown(path)
-            self._streams[stream_id].is_rotated = True
-        return renamed
+    def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
+        """Find those whose files have other names in the folders where they were, and note these names."""
+        by_folder: dict[str, dict[Place, Stream]] = {}
+        for stream in streams:
+            if stream.inode:
+                for folder in folders_of(stream):
+                    by_folder.setdefault(folder, {})[stream.place] = stream
+        renamed = {}
+        for folder, by_place in by_folder.items():
+            with suppress(OSError), os.scandir(folder) as entries:
+                device = os.stat(folder).st_dev
+                for entry in entries:
+                    known = by_place.get((device, entry.inode()))
+                    if known is not None and entry.is_file(follow_symlinks=False):
+                        known.path, known.is_rotated = shown(entry.path), True
+                        renamed[known.stream_id] = known
+        return list(renamed.values())
 
     def lost(self) -> list[Stream]:
         """Tell which of the streams that were lost at the last look have not been found again."""
@@ -237,18 +248,20 @@ class StreamBook:
 
     def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
         """Find the lost stream whose bytes these are."""
+        if may_wait and not content.pread(1, 0):
+            raise UndecidedError(is_shorter=True)  # an archive whose first block is not written yet
         candidates = _alike(content, self._lost)
         for stream in sorted(candidates, key=lambda each: -each.checkpoint):
             found = likeness(content, stream)
             if found == "same":
                 return stream
             if found == "shorter" and may_wait:
-                raise UndecidedError(stream, is_shorter=True)
+                raise UndecidedError(is_shorter=True)
         if may_wait:
             for stream in _alike(content, self._in_place):
                 found = likeness(content, stream)
                 if found != "other":
-                    raise UndecidedError(stream, is_shorter=found == "shorter")
+                    raise UndecidedError(is_shorter=found == "shorter")
         return None
 
     def _begin(self, content: Content, path: Path) -> Stream:
@@ -309,21 +322,9 @@ def _is_in_place(stream: Stream) -> bool:
     return _place_of(status) == stream.place
 
 
-def _renamed(missing: Iterable[Stream]) -> dict[int, Path]:
-    """Find files under other names in the folders where they were, by stream id."""
-    by_folder: dict[str, dict[Place, Stream]] = {}
-    for stream in missing:
-        if stream.inode:
-            by_folder.setdefault(os.path.dirname(stream.path), {})[stream.place] = stream
-    found = {}
-    for folder, by_place in by_folder.items():
-        with suppress(OSError), os.scandir(folder or ".") as entries:
-            device = os.stat(folder or ".").st_dev
-            for entry in entries:
-                known = by_place.get((device, entry.inode()))
-                if known is not None and entry.is_file(follow_symlinks=False):
-                    found[known.stream_id] = Path(entry.path)
-    return found
+def folders_of(stream: Stream) -> set[str]:
+    """Tell where a stream's file may have other names: where its name is, and where that leads to if it is a link."""
+    return {os.path.dirname(os.path.abspath(stream.path)), os.path.dirname(os.path.realpath(stream.path))}
 
 
 def _place_of(status: os.stat_result) -> Place:

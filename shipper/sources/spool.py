@@ -26,6 +26,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.crash_points import crash_point
+from shipper.errors import StateUnwritableError
 from shipper.records import Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
@@ -300,7 +301,8 @@ class Spool:
             crash_point("spool.delete")
             segment.path.unlink(missing_ok=True)
         crash_point("spool.deleted")
-        self._forget([segment.stream.stream_id for segment in segments])
+        with suppress(StateUnwritableError):  # the next start forgets them
+            self._forget([segment.stream.stream_id for segment in segments])
 
 
 def _widen_pipe(descriptor: int) -> None:

@@ -7,8 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from typing import Final
 
 from shipper.errors import ConfigError, StateInUseError
+
+_TRIES: Final = 3
+_PAUSE_S: Final = 0.02
 
 
 @contextmanager
@@ -34,7 +39,7 @@ def locked_directory(path: Path) -> Iterator[Path]:
         ) from error
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lock)
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             raise StateInUseError(
@@ -46,3 +51,30 @@ def locked_directory(path: Path) -> Iterator[Path]:
         yield path
     finally:
         os.close(lock)
+
+
+def _lock(lock: int) -> None:
+    """Take the lock, unless somebody keeps it: `holder_of` has it for a moment."""
+    for _ in range(_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            Event().wait(_PAUSE_S)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def holder_of(path: Path) -> int | None:
+    """Tell the process that holds the lock of a state directory; None if nobody does."""
+    try:
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        written = os.pread(lock, 32, 0).decode(errors="replace").strip()
+        return int(written) if written.isdecimal() else 0
+    finally:
+        os.close(lock)
+    return None

@@ -6,12 +6,11 @@ import re
 import sqlite3
 from pathlib import Path
 from typing import Final, NamedTuple
-from urllib.parse import quote
 
 from msgspec import Struct
 
 from shipper.records import DeliveryClass
-from shipper.state.schema import is_current, understood
+from shipper.state.schema import open_for_reading, understood
 
 _COLUMNS: Final = (
     "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
@@ -181,16 +180,5 @@ def open_letters(directory: Path) -> Letters | None:
     Raises:
         StateError: As for `Store`.
     """
-    path = directory / "state.db"
-    with understood(path):
-        if not path.exists():
-            return None
-        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
-        try:
-            if is_current(db):
-                return Letters(db, path)
-        except BaseException:
-            db.close()
-            raise
-        db.close()
-        return None
+    db = open_for_reading(directory)
+    return None if db is None else Letters(db, directory / "state.db")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import quote
 
 from shipper.errors import StateError
 
@@ -140,6 +141,30 @@ def is_current(db: sqlite3.Connection) -> bool:
             f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
         )
     return bool(tables) and version == SCHEMA_VERSION
+
+
+def open_for_reading(directory: Path) -> sqlite3.Connection | None:
+    """
+    Open the database of a state directory without its lock, also while a shipper writes.
+
+    Returns:
+        None if there is no state, or if its tables are to be made or brought up to date first.
+    Raises:
+        StateError: It is foreign, damaged, or was written by a newer version.
+    """
+    path = directory / "state.db"
+    with understood(path):
+        if not path.exists():
+            return None
+        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
+        try:
+            if is_current(db):
+                return db
+        except BaseException:
+            db.close()
+            raise
+        db.close()
+        return None
 
 
 def bring_up_to_date(db: sqlite3.Connection) -> None:
