@@ -161,6 +161,8 @@ class BatchElements:
 
     def _elements(self, data: bytes, start: int, *, is_final: bool) -> Iterator[Frame]:
         at = _skip_blanks(data, start)
+        if data.startswith(codecs.BOM_UTF8, at):
+            at = _skip_blanks(data, at + len(codecs.BOM_UTF8))
         is_within = data.startswith((b",", b"]"), at)  # behind an element, where `cut` ended the chunk before
         while at < len(data):
             end: int | None

@@ -42,6 +42,7 @@ class _Followed:
         status: What it looked like then.
         is_ready: Whether it waits for its turn to be read.
         is_final: Whether it is an archive that was read as one that does not grow any more.
+        new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
     """
 
     reader: StreamReader
@@ -50,6 +51,7 @@ class _Followed:
     status: os.stat_result | None = None
     is_ready: bool = False
     is_final: bool = False
+    new_since: float | None = None
 
     def has_changed(self, status: os.stat_result) -> bool:
         before = self.status
@@ -58,7 +60,10 @@ class _Followed:
     @property
     def is_at_its_end(self) -> bool:
         """Whether nothing is left to read, also of what has come since the last look."""
-        return not self.is_ready and not self.has_changed(self.reader.content.status())
+        status = self.reader.content.status()
+        if self.new_since is not None:
+            return status.st_size == 0
+        return not self.is_ready and not self.has_changed(status)
 
 
 class Follower:
@@ -100,7 +105,6 @@ class Follower:
         self._files: dict[Place, _Followed] = {}
         self._ready: deque[_Followed] = deque()
         self._asleep: dict[Place, tuple[int, int]] = {}  # size and time of files that are at their end and closed
-        self._undecided: dict[Place, float] = {}  # what may be a copy, and since when it is there
         self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
         self._others: dict[Place, tuple[int, int]] = {}  # size and time of files that are none of those
         self._refused: dict[Path, str] = {}
@@ -131,30 +135,36 @@ class Follower:
         present = {each.place for each in found}
         unknown = [each for each in found if not self._look_at_known(each, now)]
         self._seek(self._book.take_displaced(), now)
-        if unknown or self._sought or self._is_first_look:
-            absent = self._book.lose(present, self._open_streams())
-            for stream in absent.renamed:
-                if not self._open_stray(Path(stream.path), now):
-                    self._complete(stream)
-            if self._is_first_look:
-                self._seek(absent.lost, now)
-                forget_oldest(self._register, self._book, absent.lost)
-                self._begin_at_ends(unknown)
-            for each in unknown:
-                self._try(each, now, self._open_unknown)
-            self._find_strays(present, now)
-        self._undecided = {place: seen for place, seen in self._undecided.items() if place in present}
+        is_new = any(file.new_since is not None for file in self._files.values())
+        if unknown or is_new or self._sought or self._is_first_look:
+            self._identify(unknown, present, now)
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
         self.check(now)
         for file in list(self._files.values()):
             self._leave(file, now, is_present=file.place in present)
         self._is_first_look = False
 
-    def _open_streams(self) -> Iterable[Stream]:
-        return [file.reader.stream for file in self._files.values()]
+    def _identify(self, unknown: list[Found], present: set[Place], now: float) -> None:
+        """Find out which files are new, and which are streams that were known under other names or in other places."""
+        absent = self._book.lose(present, [file.reader.stream for file in self._files.values()])
+        for stream in absent.renamed:
+            if not self._open_stray(Path(stream.path), now):
+                self._complete(stream)
+        if self._is_first_look:
+            self._seek(absent.lost, now)
+            self._begin_at_ends(unknown)
+        forget_oldest(self._register, self._book, absent.lost)
+        for each in unknown:
+            self._try(each, now, self._open_in_place if self._book.at(each.place) else self._open_new)
+        for file in list(self._files.values()):
+            if file.new_since is not None:
+                self._decide(file, now, is_present=file.place in present)
+        self._find_strays(present, now)
+        if moved := self._book.take_moved():
+            self._register.move(moved)
 
     def _look_at_known(self, found: Found, now: float) -> bool:
-        """Deal with a file in the place of a stream; False if it is none."""
+        """Deal with a file in the place of a stream; False if it is none, or has taken the place."""
         file = self._files.get(found.place)
         if file is not None:
             self._note_name(file, found)
@@ -168,8 +178,8 @@ class Follower:
         if self._asleep.get(found.place) == seen:
             self._complete(stream)
         else:
-            self._try(found, now, self._open)
-        return True
+            self._try(found, now, self._open_in_place)
+        return self._book.at(found.place) is not None
 
     def _is_old_news(self, stream: Stream, found: Found) -> bool:
         """Tell whether an earlier run has settled a file, so that it need not be opened; there may be thousands."""
@@ -191,32 +201,53 @@ class Follower:
                 raise not_regular(found.path)
             action(found, now)
             self._refused.pop(found.path, None)
-        except (UndecidedError, FileNotFoundError):
+        except FileNotFoundError:
             return
         except (SourceError, OSError) as error:
             if self._refused.get(found.path) != str(error):
                 log.warning("source_refused", path=shown(found.path), error=str(error))
                 self._refused[found.path] = str(error)
 
-    def _open_unknown(self, found: Found, now: float) -> None:
-        """Open a file that may be new, or a copy of one that is known; an empty one is not yet anything."""
-        if not found.status.st_size:
-            return
-        waited_s = now - self._undecided.setdefault(found.place, now)
-        try:
-            self._open(found, now, may_wait=waited_s < _COPYING_WAITS * self._rotate_wait_s)
-        except UndecidedError as error:
-            if error.is_shorter or waited_s < self._rotate_wait_s:
-                raise
-            self._open(found, now)
-        del self._undecided[found.place]
+    def _open_in_place(self, found: Found, now: float) -> None:
+        if self._has_room(found):
+            reader = self._book.open_in_place(found.path)
+            if reader is not None:
+                self._follow(reader, now)
 
-    def _open(self, found: Found, now: float, *, may_wait: bool = False) -> None:
-        if len(self._files) >= self._max_open and not self._close_quietest():
-            self.is_crowded = True  # all of them are being read; it is this file's turn at the next look
+    def _open_new(self, found: Found, now: float) -> None:
+        """Hold a file open until it is known what it is; an empty one is not yet anything."""
+        if self._has_room(found):
+            reader = self._book.open_new(found.path)
+            self._files[reader.stream.place] = _Followed(reader, reader.stream.place, now, new_since=now)
+
+    def _decide(self, file: _Followed, now: float, *, is_present: bool) -> None:
+        """Begin to read a file that may be a copy of another input, once that can be told."""
+        if file.new_since is None or not file.reader.content.status().st_size:
+            file.new_since = now
             return
+        waited_s = now - file.new_since
+        try:
+            try:
+                may_wait = is_present and waited_s < _COPYING_WAITS * self._rotate_wait_s
+                reader = self._book.decide(file.reader, may_wait=may_wait)
+            except UndecidedError as error:
+                if error.is_shorter or waited_s < self._rotate_wait_s:
+                    return
+                reader = self._book.decide(file.reader, may_wait=False)
+        except SourceError:
+            reader = file.reader  # which tells it again, in its turn
+        file.new_since = None
+        file.reader = reader
+        self._wake(file)
+        self._tell_opened(reader)
+
+    def _has_room(self, found: Found) -> bool:
+        """Tell whether one more file may be opened; if not, it is this file's turn at the next look."""
+        if len(self._files) >= self._max_open and not self._close_quietest():
+            self.is_crowded = True  # all of them are being read
+            return False
         self._asleep.pop(found.place, None)
-        self._follow(self._book.open(found.path, may_wait=may_wait), now)
+        return True
 
     def _follow(self, reader: StreamReader, now: float) -> None:
         place = reader.stream.place
@@ -225,14 +256,18 @@ class Follower:
             return
         self._files[place] = file = _Followed(reader, place, now)
         self._wake(file)
+        self._tell_opened(reader)
+
+    def _tell_opened(self, reader: StreamReader) -> None:
         log.info("source_opened", path=shown(reader.path), offset=reader.offset, size=reader.content.status().st_size)
 
     def _close_quietest(self) -> bool:
         """Close the file that has been at its end for longest; False if none is at its end."""
         quiet = [file for file in self._files.values() if not file.is_ready]
         for file in sorted(quiet, key=lambda each: each.grew_at):
-            if file.status is not None and file.is_at_its_end:
-                self._asleep[file.place] = file.status.st_size, file.status.st_mtime_ns
+            if file.is_at_its_end:
+                status = file.status or file.reader.content.status()
+                self._asleep[file.place] = status.st_size, status.st_mtime_ns
                 self._close(file)
                 return True
         return False
@@ -335,17 +370,19 @@ class Follower:
     # Content ------------------------------------------------------------------------------------------------------
 
     def touch(self, paths: Iterable[str]) -> bool:
-        """Have files read that are said to have changed; False if one of them is not open."""
+        """Have files read that are said to have changed; False if one of them is not open, or may be a copy."""
         by_path = {str(file.reader.path): file for file in self._files.values()}
         touched = [by_path.get(path) for path in paths]
         for file in touched:
             if file is not None:
                 self._wake(file)
-        return None not in touched
+        return all(file is not None and file.new_since is None for file in touched)
 
     def check(self, now: float) -> None:
         """Have all open files read that have changed, whether anybody has said so or not."""
         for file in self._files.values():
+            if file.new_since is not None:
+                continue
             if file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final:
                 self._wake(file)
 
@@ -367,8 +404,8 @@ class Follower:
                 break
             file = self._ready.popleft()
             file.is_ready = False
-            if self._files.get(file.place) is not file:
-                continue  # closed
+            if self._files.get(file.place) is not file or file.new_since is not None:
+                continue  # closed, or not its turn yet
             chunk = self._read_one(file, now)
             if chunk is not None:
                 chunks.append(chunk)

@@ -88,8 +88,10 @@ class StreamBook:
             if stream.inode:
                 self._by_place[stream.place] = stream
         self._displaced: list[Stream] = []
+        self._moved_streams: list[Stream] = []
+        self._lost_ids: set[int] = set()
         self._lost: dict[tuple[int, bytes], list[Stream]] = {}
-        self._in_place: dict[tuple[int, bytes], list[Stream]] = {}
+        self._being_read: dict[tuple[int, bytes], list[Stream]] = {}
 
     def at(self, place: Place) -> Stream | None:
         """Tell which stream was seen at a place last."""
@@ -112,14 +114,17 @@ class StreamBook:
         missing = [
             stream
             for stream in self._streams.values()
-            if stream.stream_id not in being_read and stream.place not in there and not _is_in_place(stream)
+            if stream.stream_id not in being_read and stream.place not in there
         ]
+        # Of those that were lost before, nothing new can be said: there may be thousands of them.
+        newly = [each for each in missing if each.stream_id not in self._lost_ids and not _is_in_place(each)]
         # A new name is no loss: the place goes before what the bytes say.
-        renamed = self.find_renamed(missing)
-        renamed_ids = {stream.stream_id for stream in renamed}
-        lost = [stream for stream in missing if stream.stream_id not in renamed_ids]
+        renamed = self.find_renamed(newly)
+        self._lost_ids &= {stream.stream_id for stream in missing}
+        self._lost_ids |= {stream.stream_id for stream in newly} - {stream.stream_id for stream in renamed}
+        lost = [stream for stream in missing if stream.stream_id in self._lost_ids]
         self._lost = _by_head(lost)
-        self._in_place = _by_head(being_read.values())
+        self._being_read = _by_head(being_read.values())
         return Absent(renamed, lost)
 
     def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
@@ -149,6 +154,11 @@ class StreamBook:
         displaced, self._displaced = self._displaced, []
         return displaced
 
+    def take_moved(self) -> list[Stream]:
+        """Hand out, once, the streams that were found again in another place."""
+        moved, self._moved_streams = self._moved_streams, []
+        return moved
+
     def forget(self, streams: Iterable[Stream]) -> None:
         """Drop streams that will not come back."""
         for stream in streams:
@@ -157,25 +167,59 @@ class StreamBook:
             if self._by_place.get(stream.place) is stream:
                 del self._by_place[stream.place]
 
-    def open(self, path: Path, *, may_wait: bool = False) -> StreamReader:
+    def open(self, path: Path) -> StreamReader:
         """
         Open a file where it was left, or at its start if it is new.
 
-        Args:
-            may_wait: The caller comes again, should it be too early to tell.
         Raises:
             SourceError: It is not a regular file, or cannot be read.
+        """
+        reader = self._open(path, lambda content: self._identify(content, path) or self._begin(content, path))
+        assert reader is not None
+        return reader
+
+    def open_new(self, path: Path) -> StreamReader:
+        """Open a file that is in no stream's place, at its start; errors as for `open`."""
+        reader = self._open(path, lambda content: self._begin(content, path))
+        assert reader is not None
+        return reader
+
+    def decide(self, reader: StreamReader, *, may_wait: bool) -> StreamReader:
+        """
+        Find out whether a new file of which nothing was read is a stream that was lost.
+
+        Args:
+            may_wait: The caller comes again, should it be too early to tell.
+        Returns:
+            The reader to go on with; another one if it is a lost stream.
+        Raises:
+            SourceError: It cannot be read.
             UndecidedError: Only with `may_wait`.
         """
-        descriptor = _opened(path)
+        descriptor = os.dup(reader.content.descriptor)
         try:
-            content = open_content(descriptor, path)
+            content = open_content(descriptor, reader.path)
             framing = self._framing_of(content)
-            stream = self._identify(content, path, may_wait=may_wait) or self._begin(content, path)
-            return self._reader(content, stream, path, framing)
+            stream = self._moved(content, may_wait=may_wait)
+            if stream is not None:
+                del self._streams[reader.stream.stream_id]
+                self._take_over(stream, content, reader.path)
+            decided = self._reader(content, stream or reader.stream, reader.path, framing)
         except BaseException:
             os.close(descriptor)
             raise
+        decided.stream.compression = content.compression
+        reader.close()
+        return decided
+
+    def open_in_place(self, path: Path) -> StreamReader | None:
+        """
+        Open a file in the place of a stream where it was left; None if the stream has lost that place to it.
+
+        Raises:
+            SourceError: It cannot be read.
+        """
+        return self._open(path, lambda content: self._in_place(content, path))
 
     def open_known(self, path: Path) -> StreamReader | None:
         """
@@ -185,12 +229,21 @@ class StreamBook:
             SourceError: It cannot be read.
             UndecidedError: It is too early to tell.
         """
+
+        def identify(content: Content) -> Stream | None:
+            stream = self._identify(content, path, may_wait=True)
+            has_more = stream is not None and content.pread(1, max(stream.checkpoint, stream.read_offset))
+            return stream if has_more else None
+
+        return self._open(path, identify)
+
+    def _open(self, path: Path, identify: Callable[[Content], Stream | None]) -> StreamReader | None:
         descriptor = _opened(path)
         try:
             content = open_content(descriptor, path)
             framing = self._framing_of(content)
-            stream = self._identify(content, path, may_wait=True)
-            if stream is not None and content.pread(1, max(stream.checkpoint, stream.read_offset)):
+            stream = identify(content)
+            if stream is not None:
                 return self._reader(content, stream, path, framing)
         except BaseException:
             os.close(descriptor)
@@ -222,28 +275,40 @@ class StreamBook:
             content, stream, path, max_record_bytes=self._max_record_bytes, form=self._form, framing=framing
         )
 
-    def _identify(self, content: Content, path: Path, *, may_wait: bool) -> Stream | None:
+    def _identify(self, content: Content, path: Path, *, may_wait: bool = False) -> Stream | None:
         """Find the stream that an open file is; None if it is none that is known."""
-        place = _place_of(content.status())
-        stream = self._by_place.get(place)
-        if stream is not None:
-            if likeness(content, stream) == "same":
-                if stream.path != shown(path) and not _is_in_place(stream):
-                    stream.is_rotated = True
-                stream.path = shown(path)
-                return stream
-            log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
-            self._displace(stream)
+        in_place = self._in_place(content, path)
+        if in_place is not None:
+            return in_place
         stream = self._moved(content, may_wait=may_wait)
         if stream is not None:
-            log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
-            self._by_place.pop(stream.place, None)
-            self._lost[_head_of(stream)].remove(stream)
-            stream.device, stream.inode = place
-            stream.path = shown(path)
-            stream.compression, stream.is_rotated = content.compression, True
-            stream.ended_size = stream.ended_ns = -1
-            self._by_place[stream.place] = stream
+            self._take_over(stream, content, path)
+        return stream
+
+    def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
+        """Give a lost stream the place of a file."""
+        log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
+        self._by_place.pop(stream.place, None)
+        self._lost[_head_of(stream)].remove(stream)
+        stream.device, stream.inode = _place_of(content.status())
+        stream.path = shown(path)
+        stream.compression, stream.is_rotated = content.compression, True
+        stream.ended_size = stream.ended_ns = -1
+        self._by_place[stream.place] = stream
+        self._moved_streams.append(stream)
+
+    def _in_place(self, content: Content, path: Path) -> Stream | None:
+        """Find the stream that has its place here; None if it has lost it."""
+        stream = self._by_place.get(_place_of(content.status()))
+        if stream is None:
+            return None
+        if likeness(content, stream) != "same":
+            log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
+            self._displace(stream)
+            return None
+        if stream.path != shown(path) and not _is_in_place(stream):
+            stream.is_rotated = True
+        stream.path = shown(path)
         return stream
 
     def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
@@ -258,7 +323,7 @@ class StreamBook:
             if found == "shorter" and may_wait:
                 raise UndecidedError(is_shorter=True)
         if may_wait:
-            for stream in _alike(content, self._in_place):
+            for stream in _alike(content, self._being_read):
                 found = likeness(content, stream)
                 if found != "other":
                     raise UndecidedError(is_shorter=found == "shorter")
@@ -324,7 +389,8 @@ def _is_in_place(stream: Stream) -> bool:
 
 def folders_of(stream: Stream) -> set[str]:
     """Tell where a stream's file may have other names: where its name is, and where that leads to if it is a link."""
-    return {os.path.dirname(os.path.abspath(stream.path)), os.path.dirname(os.path.realpath(stream.path))}
+    folder = os.path.dirname(stream.path) or "."
+    return {folder, os.path.dirname(os.path.realpath(stream.path))} if os.path.islink(stream.path) else {folder}
 
 
 def _place_of(status: os.stat_result) -> Place:

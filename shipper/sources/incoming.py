@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shipper.errors import SourceError
-from shipper.framing import LINES, CsvRows, Framing
+from shipper.framing import BatchElements, CsvRows, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _BLANKS: Final = b" \t\r\0"
@@ -13,9 +13,8 @@ _BLANKS: Final = b" \t\r\0"
 
 class Incoming:
     """
-    Takes bytes as they arrive, whatever way they were cut, and gives what is to be kept of them.
-
-    Lines are kept as they come, torn ones too; of rows and elements only whole ones. Elements of arrays become lines.
+    Takes bytes as they arrive, whatever way they were cut, and gives whole records: lines as they come, rows of CSV,
+    and elements of arrays as lines.
 
     Attributes:
         header: What each segment has to begin with, with its newline; empty unless it is CSV.
@@ -38,7 +37,7 @@ class Incoming:
         Args:
             is_final: There are no more; what is open is ended.
         Returns:
-            What is to be kept; it may be empty.
+            Whole records, each with its newline; none if none is whole yet.
         Raises:
             SourceError: An element of an array is longer than a record may be.
         """
@@ -52,15 +51,14 @@ class Incoming:
             if isinstance(self._framing, CsvRows):
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
-        if self._framing is LINES:
-            kept = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
-            return kept + b"\n" if is_final and self._open_line_bytes else kept
-        is_rows = isinstance(self._framing, CsvRows)
-        data = self._held + (self._bound_line(data) if is_rows else data)
+        is_elements = isinstance(self._framing, BatchElements)
+        if not is_elements:
+            data = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
+        data = self._held + data
         end = self._framing.cut(data, is_final=is_final)
         self._held = data[end:]
-        if is_rows:
-            return data[:end]
+        if not is_elements:
+            return data + b"\n" if is_final and data[-1:] not in b"\n" else data[:end]
         if len(self._held) > self._max_record_bytes + READ_BYTES:
             raise SourceError(
                 f"standard input: no record of the format {self._framing.format} ends within "

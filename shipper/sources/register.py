@@ -13,6 +13,7 @@ from shipper.sources.identity import StreamBook
 log = structlog.get_logger("sources")
 
 _GONE_KEPT: Final = 10_000
+_FORGOTTEN_TOGETHER: Final = 1_000
 
 
 class StreamRegister(Protocol):
@@ -23,6 +24,9 @@ class StreamRegister(Protocol):
 
     def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
         """Save streams that do not begin at their beginning, with the last bytes before, and patterns as used."""
+
+    def move(self, streams: Iterable[Stream]) -> None:
+        """Save where streams are now."""
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
         """Save which inputs are gone with something unread; gives back the new ones with the bytes of each."""
@@ -44,8 +48,8 @@ def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: fl
 def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:
     """Keep so many streams of files that are gone, as one may be found again; forget the oldest beyond that."""
     settled = [stream for stream in lost if stream.is_settled]
-    forgotten = settled[:-_GONE_KEPT]
-    if forgotten:
+    if len(settled) >= _GONE_KEPT + _FORGOTTEN_TOGETHER:
+        forgotten = settled[:-_GONE_KEPT]
         register.forget([stream.stream_id for stream in forgotten])
         book.forget(forgotten)
         log.info("sources_forgotten", count=len(forgotten))

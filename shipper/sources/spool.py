@@ -39,6 +39,7 @@ _PUMP_BYTES: Final = 1 << 20
 _PIPE_BYTES: Final = 1 << 20
 _FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
 _FULL_DISK_PAUSE_S: Final = 1.0
+_RESERVE_BYTES: Final = 16 << 20  # of the disk, at most a quarter of it
 
 
 @dataclass(eq=False)
@@ -102,6 +103,8 @@ class Spool:
         self._output = -1
         self._unwritten = b""
         self._has_input_ended = descriptor is None
+        self._is_input_broken = False
+        self._is_told_full = False
         self.is_exhausted = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._segments = self._recover({stream.stream_id: stream for stream in known})
@@ -148,7 +151,7 @@ class Spool:
             self._close_segment()
             if self._unwritten:
                 log.error("spool_unwritten", lost_bytes=len(self._unwritten), reason="the disk is full")
-        self.is_exhausted = True
+        self.is_exhausted = not self._is_input_broken
 
     # Input to segments ------------------------------------------------------------------------------------------
 
@@ -159,11 +162,7 @@ class Spool:
         if can_wait:
             _widen_pipe(self._input)
         while not self._has_input_ended:
-            while self._is_full:
-                changed = self._changed
-                await self.after_save()  # what was settled before its segment was closed had no save to follow
-                if self._is_full:
-                    await changed.wait()
+            await self._wait_for_room()
             if can_wait and not self._unwritten:
                 try:
                     await anyio.wait_readable(self._input)
@@ -175,9 +174,31 @@ class Spool:
             except OSError as error:
                 if error.errno not in _FULL_DISK:
                     raise
-                log.warning("spool_disk_full", directory=str(self._directory), error=error.strerror)
+                self._tell_full(str(error))
                 await anyio.sleep(_FULL_DISK_PAUSE_S)
             self._tell()
+
+    async def _wait_for_room(self) -> None:
+        """Wait while the spool or the disk is full; the state needs a little room to let the spool shrink."""
+        while (is_disk_full := self._is_disk_full()) or self._is_full:
+            changed = self._changed
+            if is_disk_full:
+                self._tell_full("little room is left")
+                await run_sync(self._close_segment)  # so that it is deleted once it is settled
+            await self.after_save()  # what was settled before its segment was closed had no save to follow
+            if self._is_disk_full() or self._is_full:
+                with anyio.move_on_after(_FULL_DISK_PAUSE_S):
+                    await changed.wait()
+        self._is_told_full = False
+
+    def _is_disk_full(self) -> bool:
+        disk = os.statvfs(self._directory)
+        return disk.f_bavail * disk.f_frsize < min(_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // 4)
+
+    def _tell_full(self, reason: str) -> None:
+        if not self._is_told_full:
+            log.warning("spool_disk_full", directory=str(self._directory), error=reason)
+        self._is_told_full = True
 
     def _tell(self) -> None:
         """Wake whoever waits for the spool to grow or to shrink."""
@@ -192,7 +213,11 @@ class Spool:
             readable.register(source, select.POLLIN)
         moved = 0
         while moved < _PUMP_BYTES and (not can_wait or readable.poll(0)):
-            data = os.read(source, READ_BYTES)
+            try:
+                data = os.read(source, READ_BYTES)
+            except OSError as error:
+                log.error("source_unreadable", path="standard input", error=error.strerror)
+                self._is_input_broken, data = True, b""
             if not data:
                 self._unwritten = self._incoming.take(b"", is_final=True)  # the end of the input ends its last record
                 self._write()

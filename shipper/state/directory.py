@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Final
@@ -46,8 +46,9 @@ def locked_directory(path: Path) -> Iterator[Path]:
                 f"{path} is in use by another shipper (process {holder}); wait for it to end, "
                 "or give this one a state.directory of its own"
             ) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # on a full disk, it will be missing in a message
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
         yield path
     finally:
         os.close(lock)

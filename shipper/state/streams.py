@@ -89,6 +89,21 @@ class StreamTable:
                 "INSERT OR IGNORE INTO started_patterns VALUES (?)", [(pattern,) for pattern in patterns]
             )
 
+    def move(self, streams: Iterable[Stream]) -> None:
+        """Save where streams are now; one that was never saved is left for when it is."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE streams SET path = ?, device = ?, inode = ?, compression = ?, is_rotated = ?, ended_size = ?, "
+                "ended_ns = ? WHERE stream_id = ?",
+                [
+                    (
+                        *(stream.path, stream.device, stream.inode, stream.compression, stream.is_rotated),
+                        *(stream.ended_size, stream.ended_ns, stream.stream_id),
+                    )
+                    for stream in streams
+                ],
+            )
+
     def started_patterns(self) -> set[str]:
         """Tell for which patterns a run has begun before."""
         with understood(self._path):

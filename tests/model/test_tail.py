@@ -31,6 +31,7 @@ class NoRegister:
         return set()
 
     def begin(self, streams: object, patterns: object, now_s: float) -> None: ...
+    def move(self, streams: object) -> None: ...
     def note_unreachable(self, streams: object, now_s: float) -> list[tuple[Stream, int]]:
         return []
 
