@@ -257,15 +257,13 @@ def _checked_number(text: str) -> str:
 @contextmanager
 def _opened(settings: Settings) -> Iterator[Letters | None]:
     """Look at the dead letters; None if there is no state yet."""
-    from shipper.state.directory import locked_directory
     from shipper.state.letters import open_letters
-    from shipper.state.store import Store
+    from shipper.state.store import bring_state_up_to_date
 
     directory = settings.state.directory
     letters = open_letters(directory)
     if letters is None and (directory / "state.db").exists():
-        with locked_directory(directory):
-            Store(directory).close()  # brings the tables of an earlier version up to date
+        bring_state_up_to_date(directory)
         letters = open_letters(directory)
     try:
         yield letters

@@ -205,6 +205,7 @@ def _spool(settings: Settings, store: Store, next_stream_id: Callable[[], int], 
         segment_bytes=settings.spool.segment_bytes,
         fsync=settings.spool.fsync,
         fsync_interval_s=settings.spool.fsync_interval_seconds,
+        give_up_after_s=settings.delivery.give_up_after_seconds,
         form=InputForm(settings.input.format, settings.input.csv_delimiter),
     )
 

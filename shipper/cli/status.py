@@ -16,7 +16,6 @@ from shipper.cli.common import (
     plain,
     prepare,
     reader_may_leave,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -40,21 +39,24 @@ def status(
     Example: shipper status --json
     """
     from shipper.state.directory import holder_of
-    from shipper.state.overview import look_at
+    from shipper.state.overview import Overview, look_at
+    from shipper.state.store import bring_state_up_to_date
 
     settings = prepare(config, overrides, log_level, log_format)
     directory = settings.state.directory
     overview = look_at(directory)
-    if overview is None:
-        say(f"shipper: there is no state in {directory} yet, or an earlier version wrote it; the next run makes it")
-        raise typer.Exit
+    if overview is None and (directory / "state.db").exists():
+        bring_state_up_to_date(directory)
+        overview = look_at(directory)
     holder = holder_of(directory)
     with reader_may_leave():
         if json:
-            print(msgspec.json.encode({"process_id": holder, **msgspec.to_builtins(overview)}).decode(), flush=True)
+            document = {"process_id": holder, **msgspec.to_builtins(overview or Overview())}
+            print(msgspec.json.encode(document).decode(), flush=True)
         else:
             running = f"process {holder} is running" if holder else "no shipper is running"
-            print("\n".join([f"{directory}: {running}", *_lines(overview)]), flush=True)
+            lines = _lines(overview) if overview else ["there is no state yet"]
+            print("\n".join([f"{directory}: {running}", *lines]), flush=True)
 
 
 def _lines(overview: Overview) -> list[str]:

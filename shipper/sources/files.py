@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import SourceError
+from shipper.errors import SourceError, StateError
 from shipper.records import Chunk, Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook, shown
@@ -47,6 +47,7 @@ class FilesOnce:
         wall_time: Callable[[], float],
         completion: Completion = KEEP,
     ) -> None:
+        self._paths = paths
         self._waiting = list(reversed(paths))
         self._book = book
         self._register = register
@@ -54,30 +55,44 @@ class FilesOnce:
         self._completion = completion
         self._reader: StreamReader | None = None
         self._status: os.stat_result
+        self._read_streams: list[Stream] = []
         self._uncompleted: list[Stream] = []
-        places = []
-        self.total_bytes = 0
-        for path in paths:
-            with suppress(OSError):
-                status = path.stat()
-                places.append((status.st_dev, status.st_ino))
-                self.total_bytes += status.st_size
-        forget_oldest(register, book, book.lose(places).lost)
+        self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
         self.unreadable = 0
         self.is_exhausted = False
 
+    def _look(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for path in self._paths:
+            with suppress(OSError):
+                yield path, path.stat()
+
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send the chunks of all files, one file after the other."""
+        await run_sync(self._identify)
         try:
             while chunks := await run_sync(self._read_some):
                 for chunk in chunks:
                     await chunks_tx.send(chunk)
         finally:
             self._close()
+            with suppress(StateError):  # it would be for a report of what is lost, should these files go
+                self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
         await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
         await self.after_save()  # nothing is saved of a file in which there was nothing new
         self.is_exhausted = not self.unreadable
+
+    def _identify(self) -> None:
+        """Find out which streams have lost their place, before a file that may be one of them is read."""
+        places = []
+        for path, status in self._look():
+            places.append((status.st_dev, status.st_ino))
+            stream = self._book.at(places[-1])
+            if stream is not None and self._book.has_news(stream, status):
+                with suppress(SourceError):  # told in its turn
+                    if reader := self._book.open_in_place(path):
+                        reader.close()
+        forget_oldest(self._register, self._book, self._book.lose(places).lost)
 
     async def after_save(self) -> None:
         """Delete or move the files of which everything is settled."""
@@ -112,6 +127,7 @@ class FilesOnce:
                 return False
             self._reader = self._book.open(path)
             self._reader.note_size(self._status)
+            self._read_streams.append(self._reader.stream)
         except (OSError, SourceError) as error:
             self._tell_unreadable(path, error)
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import SourceError, StateUnwritableError
+from shipper.errors import SourceError, StateError, StateUnwritableError
 from shipper.records import Chunk, Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
@@ -43,6 +43,7 @@ class _Followed:
         is_ready: Whether it waits for its turn to be read.
         is_final: Whether it is an archive that was read as one that does not grow any more.
         new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
+        noted_size: What was remembered of its size.
     """
 
     reader: StreamReader
@@ -52,6 +53,7 @@ class _Followed:
     is_ready: bool = False
     is_final: bool = False
     new_since: float | None = None
+    noted_size: int = 0
 
     def has_changed(self, status: os.stat_result) -> bool:
         before = self.status
@@ -128,10 +130,13 @@ class Follower:
 
     # Names --------------------------------------------------------------------------------------------------------
 
-    def look(self, now: float) -> None:
-        """Look at all names: open what is new, note what was renamed, close and complete what is done with."""
+    def find(self) -> list[Found]:
+        """Look at all names."""
+        return list(self._patterns.find())
+
+    def look(self, found: Sequence[Found], now: float) -> None:
+        """Open what is new among what was found, note what was renamed, close and complete what is done with."""
         self.is_crowded = False
-        found = list(self._patterns.find())
         present = {each.place for each in found}
         unknown = [each for each in found if not self._look_at_known(each, now)]
         self._seek(self._book.take_displaced(), now)
@@ -142,7 +147,19 @@ class Follower:
         self.check(now)
         for file in list(self._files.values()):
             self._leave(file, now, is_present=file.place in present)
+        self.note()
         self._is_first_look = False
+
+    def note(self) -> None:
+        """Have remembered what the checkpoints do not say: other places, and what is there and not settled yet."""
+        streams = {stream.stream_id: stream for stream in self._book.take_moved()}
+        for file in self._files.values():
+            stream = file.reader.stream
+            if stream.size != file.noted_size and not stream.is_settled:
+                streams[stream.stream_id] = stream
+            file.noted_size = stream.size
+        if streams:
+            self._register.note(streams.values(), self._wall_time())
 
     def _identify(self, unknown: list[Found], present: set[Place], now: float) -> None:
         """Find out which files are new, and which are streams that were known under other names or in other places."""
@@ -160,8 +177,6 @@ class Follower:
             if file.new_since is not None:
                 self._decide(file, now, is_present=file.place in present)
         self._find_strays(present, now)
-        if moved := self._book.take_moved():
-            self._register.move(moved)
 
     def _look_at_known(self, found: Found, now: float) -> bool:
         """Deal with a file in the place of a stream; False if it is none, or has taken the place."""
@@ -470,6 +485,8 @@ class FilesFollowed:
                 finally:
                     stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
         finally:
+            with suppress(StateError):  # then it is as old as the last look
+                self._follower.note()
             self._follower.close()
 
     async def after_save(self) -> None:
@@ -485,9 +502,10 @@ class FilesFollowed:
             if not follower.touch(touched):
                 look_at = min(look_at, max(now, may_look_at))
             if now >= look_at:
-                with suppress(StateUnwritableError):  # the next save tells, and the next look comes
-                    await run_sync(follower.look, now)
+                found = await run_sync(follower.find)
                 may_look_at = now + _LOOK_SHARE * (anyio.current_time() - now)
+                with suppress(StateUnwritableError):  # the next save tells, and the next look comes
+                    await run_sync(follower.look, found, now)
                 look_at = now if follower.is_crowded else max(now + self._poll_interval_s, may_look_at)
                 check_at = now + self._poll_interval_s
             elif now >= check_at:

@@ -29,6 +29,7 @@ from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, St
 log = structlog.get_logger("sources")
 
 Place = tuple[int, int]  # device and inode
+Head = tuple[int, bytes]  # length and digest
 
 _NO_EVIDENCE = b"\0 \t\r\n"
 
@@ -81,17 +82,13 @@ class StreamBook:
         self._max_record_bytes = max_record_bytes
         self._form = form
         self._next_stream_id = next_stream_id
-        self._streams: dict[int, Stream] = {}
-        self._by_place: dict[Place, Stream] = {}
-        for stream in known:
-            self._streams[stream.stream_id] = stream
-            if stream.inode:
-                self._by_place[stream.place] = stream
+        self._streams = {stream.stream_id: stream for stream in known}  # but for the lost ones
+        self._by_place = {stream.place: stream for stream in self._streams.values() if stream.inode}
         self._displaced: list[Stream] = []
         self._moved_streams: list[Stream] = []
-        self._lost_ids: set[int] = set()
-        self._lost: dict[tuple[int, bytes], list[Stream]] = {}
-        self._being_read: dict[tuple[int, bytes], list[Stream]] = {}
+        self._lost: dict[int, Stream] = {}
+        self._lost_by_head: dict[Head, list[Stream]] = defaultdict(list)
+        self._read_by_head: dict[Head, list[Stream]] = {}
 
     def at(self, place: Place) -> Stream | None:
         """Tell which stream was seen at a place last."""
@@ -110,22 +107,32 @@ class StreamBook:
             open_streams: Those that are being read, whether their file has a name or not.
         """
         there = set(present)
+        for stream in [each for each in self._lost.values() if each.inode and each.place in there]:
+            self._unlose(stream)
         being_read = {stream.stream_id: stream for stream in open_streams}
+        self._read_by_head = defaultdict(list)
+        for stream in being_read.values():
+            self._read_by_head[_head_of(stream)].append(stream)
         missing = [
             stream
-            for stream in self._streams.values()
-            if stream.stream_id not in being_read and stream.place not in there
+            for stream_id, stream in self._streams.items()
+            if stream_id not in being_read and stream.place not in there and not _is_in_place(stream)
         ]
-        # Of those that were lost before, nothing new can be said: there may be thousands of them.
-        newly = [each for each in missing if each.stream_id not in self._lost_ids and not _is_in_place(each)]
         # A new name is no loss: the place goes before what the bytes say.
-        renamed = self.find_renamed(newly)
-        self._lost_ids &= {stream.stream_id for stream in missing}
-        self._lost_ids |= {stream.stream_id for stream in newly} - {stream.stream_id for stream in renamed}
-        lost = [stream for stream in missing if stream.stream_id in self._lost_ids]
-        self._lost = _by_head(lost)
-        self._being_read = _by_head(being_read.values())
-        return Absent(renamed, lost)
+        renamed = self.find_renamed(missing)
+        renamed_ids = {stream.stream_id for stream in renamed}
+        for stream in missing:
+            if stream.stream_id not in renamed_ids:
+                self._lost[stream.stream_id] = self._streams.pop(stream.stream_id)
+                self._lost_by_head[_head_of(stream)].append(stream)
+        return Absent(renamed, self.lost())
+
+    def _unlose(self, stream: Stream) -> None:
+        self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
+        same_head = self._lost_by_head[_head_of(stream)]
+        same_head.remove(stream)
+        if not same_head:
+            del self._lost_by_head[_head_of(stream)]
 
     def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
         """Find those whose files have other names in the folders where they were, and note these names."""
@@ -142,12 +149,13 @@ class StreamBook:
                     known = by_place.get((device, entry.inode()))
                     if known is not None and entry.is_file(follow_symlinks=False):
                         known.path, known.is_rotated = shown(entry.path), True
+                        self._moved_streams.append(known)
                         renamed[known.stream_id] = known
         return list(renamed.values())
 
     def lost(self) -> list[Stream]:
-        """Tell which of the streams that were lost at the last look have not been found again."""
-        return [stream for streams in self._lost.values() for stream in streams]
+        """Tell which of the streams that were lost have not been found again."""
+        return list(self._lost.values())
 
     def take_displaced(self) -> list[Stream]:
         """Hand out, once, the streams that have lost their place to another one."""
@@ -155,15 +163,15 @@ class StreamBook:
         return displaced
 
     def take_moved(self) -> list[Stream]:
-        """Hand out, once, the streams that were found again in another place."""
+        """Hand out, once, the streams that have another name or place than before."""
         moved, self._moved_streams = self._moved_streams, []
         return moved
 
     def forget(self, streams: Iterable[Stream]) -> None:
         """Drop streams that will not come back."""
         for stream in streams:
+            self._unlose(stream)
             del self._streams[stream.stream_id]
-            self._lost[_head_of(stream)].remove(stream)
             if self._by_place.get(stream.place) is stream:
                 del self._by_place[stream.place]
 
@@ -289,7 +297,7 @@ class StreamBook:
         """Give a lost stream the place of a file."""
         log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
         self._by_place.pop(stream.place, None)
-        self._lost[_head_of(stream)].remove(stream)
+        self._unlose(stream)
         stream.device, stream.inode = _place_of(content.status())
         stream.path = shown(path)
         stream.compression, stream.is_rotated = content.compression, True
@@ -306,6 +314,8 @@ class StreamBook:
             log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
             self._displace(stream)
             return None
+        if stream.stream_id in self._lost:
+            self._unlose(stream)
         if stream.path != shown(path) and not _is_in_place(stream):
             stream.is_rotated = True
         stream.path = shown(path)
@@ -315,7 +325,7 @@ class StreamBook:
         """Find the lost stream whose bytes these are."""
         if may_wait and not content.pread(1, 0):
             raise UndecidedError(is_shorter=True)  # an archive whose first block is not written yet
-        candidates = _alike(content, self._lost)
+        candidates = _alike(content, self._lost_by_head)
         for stream in sorted(candidates, key=lambda each: -each.checkpoint):
             found = likeness(content, stream)
             if found == "same":
@@ -323,7 +333,7 @@ class StreamBook:
             if found == "shorter" and may_wait:
                 raise UndecidedError(is_shorter=True)
         if may_wait:
-            for stream in _alike(content, self._being_read):
+            for stream in _alike(content, self._read_by_head):
                 found = likeness(content, stream)
                 if found != "other":
                     raise UndecidedError(is_shorter=found == "shorter")
@@ -397,18 +407,11 @@ def _place_of(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
-def _head_of(stream: Stream) -> tuple[int, bytes]:
+def _head_of(stream: Stream) -> Head:
     return stream.head_bytes, stream.head_digest
 
 
-def _by_head(streams: Iterable[Stream]) -> dict[tuple[int, bytes], list[Stream]]:
-    found: dict[tuple[int, bytes], list[Stream]] = defaultdict(list)
-    for stream in streams:
-        found[_head_of(stream)].append(stream)
-    return found
-
-
-def _alike(content: Content, by_head: dict[tuple[int, bytes], list[Stream]]) -> list[Stream]:
+def _alike(content: Content, by_head: dict[Head, list[Stream]]) -> list[Stream]:
     """Find the streams that begin as a file does; blanks and NULs are no evidence."""
     lengths = {length for length, _ in by_head}
     head = content.pread(HEAD_BYTES, 0) if lengths else b""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shipper.errors import SourceError
-from shipper.framing import BatchElements, CsvRows, Framing
+from shipper.framing import LINES, CsvRows, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _BLANKS: Final = b" \t\r\0"
@@ -13,8 +13,9 @@ _BLANKS: Final = b" \t\r\0"
 
 class Incoming:
     """
-    Takes bytes as they arrive, whatever way they were cut, and gives whole records: lines as they come, rows of CSV,
-    and elements of arrays as lines.
+    Takes bytes as they arrive, whatever way they were cut, and gives what is to be kept of them.
+
+    Lines are kept as they come, also torn ones; of CSV whole rows, and of arrays whole elements, as lines.
 
     Attributes:
         header: What each segment has to begin with, with its newline; empty unless it is CSV.
@@ -30,14 +31,15 @@ class Incoming:
         self.header = b""
         self.delimiter = ""
 
-    def take(self, data: bytes, *, is_final: bool = False) -> bytes:
+    def take(self, data: bytes, *, is_final: bool = False, ends_whole: bool = False) -> bytes:
         """
         Take the next bytes.
 
         Args:
             is_final: There are no more; what is open is ended.
+            ends_whole: Hold back a torn line, too.
         Returns:
-            Whole records, each with its newline; none if none is whole yet.
+            What is to be kept; it may be empty.
         Raises:
             SourceError: An element of an array is longer than a record may be.
         """
@@ -51,13 +53,16 @@ class Incoming:
             if isinstance(self._framing, CsvRows):
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
-        is_elements = isinstance(self._framing, BatchElements)
-        if not is_elements:
-            data = self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
-        data = self._held + data
+        if self._framing is LINES:
+            data = self._held + self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
+            end = data.rfind(b"\n") + 1 if ends_whole and not is_final else len(data)
+            self._held = data[end:]
+            return data + b"\n" if is_final and self._open_line_bytes else data[:end]
+        is_rows = isinstance(self._framing, CsvRows)
+        data = self._held + (self._bound_line(data) if is_rows else data)
         end = self._framing.cut(data, is_final=is_final)
         self._held = data[end:]
-        if not is_elements:
+        if is_rows:
             return data + b"\n" if is_final and data[-1:] not in b"\n" else data[:end]
         if len(self._held) > self._max_record_bytes + READ_BYTES:
             raise SourceError(
@@ -66,6 +71,11 @@ class Incoming:
             )
         elements = (data[frame.start : frame.end] for frame in self._framing.frames(data[:end], 0))
         return b"".join(element.replace(b"\n", b" ") + b"\n" for element in elements)
+
+    def take_rest(self) -> bytes:
+        """Give up what is held of a line, for whoever has to stop in its middle."""
+        rest, self._held = (self._held, b"") if self._framing is LINES else (b"", self._held)
+        return rest
 
     def _bound_line(self, data: bytes) -> bytes:
         """

@@ -25,8 +25,8 @@ class StreamRegister(Protocol):
     def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
         """Save streams that do not begin at their beginning, with the last bytes before, and patterns as used."""
 
-    def move(self, streams: Iterable[Stream]) -> None:
-        """Save where streams are now."""
+    def note(self, streams: Iterable[Stream], now_s: float) -> None:
+        """Save where streams are and how much they hold, but not how far they are settled."""
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
         """Save which inputs are gone with something unread; gives back the new ones with the bytes of each."""

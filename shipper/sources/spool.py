@@ -9,6 +9,7 @@ when its checkpoint has passed its end.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import select
@@ -26,7 +27,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.crash_points import crash_point
-from shipper.errors import StateUnwritableError
+from shipper.errors import DeliveryGaveUpError, StateUnwritableError
 from shipper.records import Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
@@ -70,6 +71,7 @@ class Spool:
         next_stream_id: Gives an id that was never given.
         max_bytes: When so much waits on disk, reading waits.
         fsync: When appended bytes are forced to disk; they survive a crash of the process in any case.
+        give_up_after_s: How long to wait for room on the disk.
         forget: Called in a worker thread with the ids of streams whose segment was deleted.
     """
 
@@ -86,6 +88,7 @@ class Spool:
         segment_bytes: int,
         fsync: Literal["always", "interval", "never"],
         fsync_interval_s: float,
+        give_up_after_s: float = math.inf,
         form: InputForm = NDJSON,
     ) -> None:
         self._directory = directory
@@ -98,6 +101,7 @@ class Spool:
         self._segment_bytes = segment_bytes
         self._fsync = fsync
         self._fsync_interval_s = fsync_interval_s
+        self._give_up_after_s = give_up_after_s
         self._synced_at = 0.0
         self._changed = anyio.Event()
         self._output = -1
@@ -105,6 +109,7 @@ class Spool:
         self._has_input_ended = descriptor is None
         self._is_input_broken = False
         self._is_told_full = False
+        self._ends_torn = False
         self.is_exhausted = False
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._segments = self._recover({stream.stream_id: stream for stream in known})
@@ -148,6 +153,9 @@ class Spool:
                 both.start_soon(self._fill)
                 await self._read_segments(chunks_tx)
         finally:
+            self._unwritten += self._incoming.take_rest()
+            with suppress(OSError):
+                self._write()
             self._close_segment()
             if self._unwritten:
                 log.error("spool_unwritten", lost_bytes=len(self._unwritten), reason="the disk is full")
@@ -180,15 +188,25 @@ class Spool:
 
     async def _wait_for_room(self) -> None:
         """Wait while the spool or the disk is full; the state needs a little room to let the spool shrink."""
+        waits_since = anyio.current_time()
         while (is_disk_full := self._is_disk_full()) or self._is_full:
             changed = self._changed
             if is_disk_full:
-                self._tell_full("little room is left")
+                self._tell_full("little room is left on the disk")
+                if self._ends_torn:
+                    return  # the rest of that line has to come before the segment can be closed
                 await run_sync(self._close_segment)  # so that it is deleted once it is settled
             await self.after_save()  # what was settled before its segment was closed had no save to follow
             if self._is_disk_full() or self._is_full:
-                with anyio.move_on_after(_FULL_DISK_PAUSE_S):
+                with anyio.move_on_after(_FULL_DISK_PAUSE_S) as waiting:
                     await changed.wait()
+                if not waiting.cancelled_caught:
+                    waits_since = anyio.current_time()
+            if is_disk_full and anyio.current_time() >= waits_since + self._give_up_after_s:
+                raise DeliveryGaveUpError(
+                    f"for {self._give_up_after_s:g} s (delivery.give_up_after_seconds) there was too little room on "
+                    f"the disk of {self._directory} to keep standard input; make room, and run the same command again"
+                )
         self._is_told_full = False
 
     def _is_disk_full(self) -> bool:
@@ -225,8 +243,10 @@ class Spool:
                 self._has_input_ended = True
                 return
             moved += len(data)
-            self._unwritten = self._incoming.take(data)
+            self._unwritten = self._incoming.take(data, ends_whole=self._is_told_full)
             self._write()
+            if self._is_told_full:
+                break  # there may be room for this much, and no more
         if self._fsync == "always" or (self._fsync == "interval" and now - self._synced_at >= self._fsync_interval_s):
             self._sync()
             self._synced_at = now
@@ -249,6 +269,7 @@ class Spool:
             written = os.write(self._output, piece)
             crash_point("spool.appended")
             segment.size += written
+            self._ends_torn = not piece.endswith(b"\n", 0, written)
             self._unwritten = self._unwritten[written:]
             if end and written == len(piece):
                 self._close_segment()

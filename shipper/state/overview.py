@@ -36,9 +36,9 @@ class StreamState(Struct, frozen=True):
 class SpoolState(Struct, frozen=True):
     """What is kept of standard input: segments, their bytes, and how many of these are not settled."""
 
-    segments: int
-    bytes: int
-    lag_bytes: int
+    segments: int = 0
+    bytes: int = 0
+    lag_bytes: int = 0
 
 
 class UnreachableInput(Struct, frozen=True):
@@ -59,16 +59,16 @@ class Overview(Struct, frozen=True, kw_only=True):
         unreachable_bytes: Of all inputs, ever.
     """
 
-    read: int
-    accepted: int
-    dead_lettered: int
-    duplicates: int
-    streams: list[StreamState]
-    spool: SpoolState
-    dead_letters: dict[str, int]
-    dead_letter_bytes: int
-    unreachable_bytes: int
-    unreachable: list[UnreachableInput]
+    read: int = 0
+    accepted: int = 0
+    dead_lettered: int = 0
+    duplicates: int = 0
+    streams: list[StreamState] = []
+    spool: SpoolState = SpoolState()
+    dead_letters: dict[str, int] = {}
+    dead_letter_bytes: int = 0
+    unreachable_bytes: int = 0
+    unreachable: list[UnreachableInput] = []
 
 
 def look_at(directory: Path) -> Overview | None:

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from shipper.crash_points import crash_point
 from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Checkpoint, Rejection, Totals
+from shipper.state.directory import locked_directory
 from shipper.state.letters import Letters, Selection
 from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
@@ -26,6 +27,7 @@ from shipper.state.schema import (
     bring_up_to_date,
     consumer_id_of,
     is_current,
+    open_for_reading,
     understood,
 )
 from shipper.state.streams import StreamTable
@@ -80,6 +82,8 @@ class Store:
         self._path = directory / "state.db"
         self._dead_letter_max_bytes = dead_letter_max_bytes
         self._lock = threading.Lock()
+        if (other := open_for_reading(directory)) is not None:
+            other.close()  # a foreign database is left as it is, with its log; opened for writing, it would be emptied
         with understood(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -307,6 +311,12 @@ class Store:
                 f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "
                 "run the same command again"
             ) from error
+
+
+def bring_state_up_to_date(directory: Path) -> None:
+    """Make the tables of this version of those of an earlier one; errors as for `Store` and its lock."""
+    with locked_directory(directory):
+        Store(directory).close()
 
 
 def _letter_bytes(rejection: Rejection) -> int:

@@ -5,7 +5,7 @@ What is known of inputs: how to know each again, how far it is settled, and what
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
@@ -17,11 +17,21 @@ _COLUMNS: Final = (
     *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns", "is_rotated"),
     *("checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest"),
 )
-_SAVED: Final = (*_COLUMNS, "updated_at")
-_UPSERT: Final = (
-    f"INSERT INTO streams ({', '.join(_SAVED)}) VALUES ({', '.join(f':{name}' for name in _SAVED)}) "
-    f"ON CONFLICT (stream_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _SAVED[2:])}"
-)
+_SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "updated_at")
+
+
+def _upsert(updated: Sequence[str]) -> str:
+    """Write the statement that adds a stream, or updates some columns of it."""
+    names = dict.fromkeys((*_COLUMNS, *_SETTLED))
+    return (
+        f"INSERT INTO streams ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) "
+        f"ON CONFLICT (stream_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in updated)}"
+    )
+
+
+_IDENTITY: Final = [name for name in _COLUMNS[2:] if name not in _SETTLED]
+_NOTE: Final = _upsert(_IDENTITY)
+_SAVE: Final = _upsert([*_IDENTITY, *_SETTLED])
 
 
 class StreamTable:
@@ -57,14 +67,11 @@ class StreamTable:
 
     def save(self, stream: Stream, checkpoint: int, tail: bytes, now_s: float) -> None:
         """Write a stream within a transaction; `tail` are the last bytes before the checkpoint."""
-        values = {name: getattr(stream, name) for name in _COLUMNS}
-        values |= {
-            "checkpoint": checkpoint,
-            "marker_bytes": len(tail),
-            "marker_digest": digest(tail),
-            "updated_at": now_s,
-        }
-        self._db.execute(_UPSERT, values)
+        settled = {"checkpoint": checkpoint, "marker_bytes": len(tail), "marker_digest": digest(tail)}
+        self._write(_SAVE, stream, {**settled, "updated_at": now_s})
+
+    def _write(self, statement: str, stream: Stream, changes: dict[str, object]) -> None:
+        self._db.execute(statement, {name: getattr(stream, name) for name in _COLUMNS} | changes)
         if stream.inode:
             # The file was truncated, or its inode was given to another one: the older stream may live on in a copy.
             self._db.execute(
@@ -89,20 +96,15 @@ class StreamTable:
                 "INSERT OR IGNORE INTO started_patterns VALUES (?)", [(pattern,) for pattern in patterns]
             )
 
-    def move(self, streams: Iterable[Stream]) -> None:
-        """Save where streams are now; one that was never saved is left for when it is."""
+    def note(self, streams: Iterable[Stream], now_s: float) -> None:
+        """
+        Save where streams are and how much they hold.
+
+        A checkpoint that is saved stays what it is: another thread may just be moving it.
+        """
         with self._transaction():
-            self._db.executemany(
-                "UPDATE streams SET path = ?, device = ?, inode = ?, compression = ?, is_rotated = ?, ended_size = ?, "
-                "ended_ns = ? WHERE stream_id = ?",
-                [
-                    (
-                        *(stream.path, stream.device, stream.inode, stream.compression, stream.is_rotated),
-                        *(stream.ended_size, stream.ended_ns, stream.stream_id),
-                    )
-                    for stream in streams
-                ],
-            )
+            for stream in streams:
+                self._write(_NOTE, stream, {"updated_at": now_s})
 
     def started_patterns(self) -> set[str]:
         """Tell for which patterns a run has begun before."""
@@ -119,7 +121,7 @@ class StreamTable:
         noted = []
         with self._transaction():
             for stream in streams:
-                unread = stream.size - stream.checkpoint
+                unread = stream.size - max(stream.checkpoint, stream.read_offset)
                 added = self._db.execute(
                     "INSERT OR IGNORE INTO unreachable VALUES (?, ?, ?, ?)",
                     (stream.stream_id, stream.path, unread, now_s),

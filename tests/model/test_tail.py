@@ -31,7 +31,7 @@ class NoRegister:
         return set()
 
     def begin(self, streams: object, patterns: object, now_s: float) -> None: ...
-    def move(self, streams: object) -> None: ...
+    def note(self, streams: object, now_s: float) -> None: ...
     def note_unreachable(self, streams: object, now_s: float) -> list[tuple[Stream, int]]:
         return []
 
@@ -74,7 +74,7 @@ class Following(RuleBasedStateMachine):
             rotate_wait_s=ROTATE_WAIT_S,
             wall_time=lambda: 1.0,
         )
-        self.follower.look(self.now)
+        self.follower.look(self.follower.find(), self.now)
 
     def append(self, data: bytes) -> None:
         with self.live.open("ab") as out:
@@ -114,7 +114,7 @@ class Following(RuleBasedStateMachine):
     def look(self, rounds: int, seconds: float) -> None:
         for _ in range(rounds):
             self.now += seconds
-            self.follower.look(self.now)
+            self.follower.look(self.follower.find(), self.now)
             for chunk in self.follower.read(self.now):
                 assert chunk.data.endswith(b"\n")
                 self.got += chunk.data.splitlines()

@@ -228,7 +228,7 @@ class Lives(RuleBasedStateMachine):
 
     def discover_and_read(self, seconds: float, rounds: int) -> int:
         self.now += seconds
-        self.follower.look(self.now)
+        self.follower.look(self.follower.find(), self.now)
         for life in self.lives:
             if self.max_open >= 512 and life.is_matched and life.path is not None:
                 life.has_been_open = True

@@ -66,7 +66,7 @@ class Bench:
             wall_time=lambda: 1.0,
             **changes,
         )
-        self.follower.look(0.0)
+        self.follower.look(self.follower.find(), 0.0)
         return self.follower
 
     def stop(self) -> None:
@@ -81,7 +81,7 @@ class Bench:
         return path
 
     def look(self, now: float) -> list[Chunk]:
-        self.follower.look(now)
+        self.follower.look(self.follower.find(), now)
         return self.follower.read(now)
 
     def read(self, now: float) -> bytes:
