@@ -12,16 +12,22 @@ from typing import NamedTuple
 
 
 class Found(NamedTuple):
-    """A file, or whatever else has a name that matches, and the pattern that it was found by."""
+    """
+    A file, or whatever else has a name that matches.
 
-    path: Path
+    Attributes:
+        place: Device and inode.
+        pattern: What it was found by.
+    """
+
+    name: str
+    place: tuple[int, int]
     status: os.stat_result
     pattern: str
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Device and inode."""
-        return self.status.st_dev, self.status.st_ino
+    def path(self) -> Path:
+        return Path(self.name)
 
 
 class Patterns:
@@ -52,7 +58,7 @@ class Patterns:
                     status = os.stat(path)
                 except OSError:  # it has just gone, or is a link to nowhere
                     continue
-                found = Found(Path(path), status, pattern)
+                found = Found(path, (status.st_dev, status.st_ino), status, pattern)
                 if not stat.S_ISDIR(status.st_mode) and not own.has(found):
                     yield found
 
@@ -83,7 +89,7 @@ class _Own:
     def has(self, found: Found) -> bool:
         if found.place in self._places:
             return True
-        folder = os.path.dirname(found.path)
+        folder = os.path.dirname(found.name)
         if folder not in self._folders:
             self._folders[folder] = (os.path.realpath(folder) + os.sep).startswith(self._prefix)
         return self._folders[folder]

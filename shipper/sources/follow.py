@@ -28,7 +28,8 @@ log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 22
 _COPYING_WAITS: Final = 10  # times rotate_wait_s: a copy may take so long to be made
-_LOOK_SHARE: Final = 50  # looks at all names may take one part in so many of the time
+_LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
+_TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
 _QUIET_S: Final = 60.0  # a settled file that has not changed for so long need not be opened to be sure of it
 
 
@@ -38,6 +39,7 @@ class _Followed:
     A file that is followed.
 
     Attributes:
+        name: Where it was found last.
         grew_at: When it was seen to have changed last.
         status: What it looked like then.
         is_ready: Whether it waits for its turn to be read.
@@ -48,6 +50,7 @@ class _Followed:
 
     reader: StreamReader
     place: Place
+    name: str
     grew_at: float
     status: os.stat_result | None = None
     is_ready: bool = False
@@ -110,6 +113,7 @@ class Follower:
         self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
         self._others: dict[Place, tuple[int, int]] = {}  # size and time of files that are none of those
         self._refused: dict[Path, str] = {}
+        self._quiet: list[_Followed] | None = None  # which may be closed for others at this look, the quietest last
         self._is_first_look = True
         self.is_crowded = False
 
@@ -137,6 +141,7 @@ class Follower:
     def look(self, found: Sequence[Found], now: float) -> None:
         """Open what is new among what was found, note what was renamed, close and complete what is done with."""
         self.is_crowded = False
+        self._quiet = None
         present = {each.place for each in found}
         unknown = [each for each in found if not self._look_at_known(each, now)]
         self._seek(self._book.take_displaced(), now)
@@ -144,9 +149,11 @@ class Follower:
         if unknown or is_new or self._sought or self._is_first_look:
             self._identify(unknown, present, now)
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
-        self.check(now)
         for file in list(self._files.values()):
-            self._leave(file, now, is_present=file.place in present)
+            is_present = file.place in present
+            if not is_present or file.reader.content.compression:
+                self._check(file, now)
+            self._leave(file, now, is_present=is_present)
         self.note()
         self._is_first_look = False
 
@@ -183,6 +190,8 @@ class Follower:
         file = self._files.get(found.place)
         if file is not None:
             self._note_name(file, found)
+            if file.new_since is None and file.has_changed(found.status):
+                self._wake(file)
             return True
         stream = self._book.at(found.place)
         if stream is None:
@@ -203,8 +212,9 @@ class Follower:
 
     def _note_name(self, file: _Followed, found: Found) -> None:
         reader = file.reader
-        if reader.path != found.path and not _is_at(reader.path, found.place):
+        if found.name != file.name and not _is_at(reader.path, found.place):
             log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
+            file.name = found.name
             reader.path = found.path
             reader.stream.path = shown(found.path)
             reader.stream.is_rotated = True
@@ -233,28 +243,44 @@ class Follower:
         """Hold a file open until it is known what it is; an empty one is not yet anything."""
         if self._has_room(found):
             reader = self._book.open_new(found.path)
-            self._files[reader.stream.place] = _Followed(reader, reader.stream.place, now, new_since=now)
+            self._files[reader.stream.place] = _Followed(reader, reader.stream.place, found.name, now, new_since=now)
 
     def _decide(self, file: _Followed, now: float, *, is_present: bool) -> None:
         """Begin to read a file that may be a copy of another input, once that can be told."""
-        if file.new_since is None or not file.reader.content.status().st_size:
+        status = file.reader.content.status()
+        if file.new_since is None or not status.st_size:
             file.new_since = now
             return
-        waited_s = now - file.new_since
+        if file.has_changed(status):
+            file.status, file.grew_at = status, now
         try:
             try:
-                may_wait = is_present and waited_s < _COPYING_WAITS * self._rotate_wait_s
-                reader = self._book.decide(file.reader, may_wait=may_wait)
-            except UndecidedError as error:
-                if error.is_shorter or waited_s < self._rotate_wait_s:
+                reader = self._book.decide(file.reader, may_wait=True)
+            except UndecidedError as undecided:
+                if self._is_leaving(undecided.original) or (is_present and self._may_be_a_copy(file, undecided, now)):
                     return
                 reader = self._book.decide(file.reader, may_wait=False)
         except SourceError:
             reader = file.reader  # which tells it again, in its turn
-        file.new_since = None
+        file.new_since = file.status = None
         file.reader = reader
         self._wake(file)
         self._tell_opened(reader)
+
+    def _is_leaving(self, original: Stream | None) -> bool:
+        """Tell whether a file is only followed to its end: then what looks like it will turn out to be it."""
+        file = self._files.get(original.place) if original is not None else None
+        if file is None or file.reader.stream is not original:
+            return False
+        return not file.reader.content.status().st_nlink or not file.reader.is_intact()
+
+    def _may_be_a_copy(self, file: _Followed, undecided: UndecidedError, now: float) -> bool:
+        """Tell whether to wait for what becomes of a file that looks like another one."""
+        assert file.new_since is not None
+        waited_s = now - file.new_since
+        if undecided.is_shorter:  # one that does not grow any more is not being made
+            return now - file.grew_at < self._rotate_wait_s and waited_s < _COPYING_WAITS * self._rotate_wait_s
+        return waited_s < self._rotate_wait_s
 
     def _has_room(self, found: Found) -> bool:
         """Tell whether one more file may be opened; if not, it is this file's turn at the next look."""
@@ -269,7 +295,7 @@ class Follower:
         if place in self._files:  # between the look at the name and its opening another file was put there
             reader.close()
             return
-        self._files[place] = file = _Followed(reader, place, now)
+        self._files[place] = file = _Followed(reader, place, str(reader.path), now)
         self._wake(file)
         self._tell_opened(reader)
 
@@ -278,9 +304,12 @@ class Follower:
 
     def _close_quietest(self) -> bool:
         """Close the file that has been at its end for longest; False if none is at its end."""
-        quiet = [file for file in self._files.values() if not file.is_ready]
-        for file in sorted(quiet, key=lambda each: each.grew_at):
-            if file.is_at_its_end:
+        if self._quiet is None:
+            quiet = [file for file in self._files.values() if not file.is_ready]
+            self._quiet = sorted(quiet, key=lambda each: each.grew_at, reverse=True)
+        while self._quiet:
+            file = self._quiet.pop()
+            if self._files.get(file.place) is file and file.is_at_its_end:
                 status = file.status or file.reader.content.status()
                 self._asleep[file.place] = status.st_size, status.st_mtime_ns
                 self._close(file)
@@ -293,13 +322,16 @@ class Follower:
 
     def _leave(self, file: _Followed, now: float, *, is_present: bool) -> None:
         """Close a file that has gone, and complete one that was rotated away, once nobody writes to it any more."""
+        stream = file.reader.stream
+        is_to_complete = self._completion.action != "keep" and stream.is_rotated
+        if is_present and not is_to_complete:
+            return
         if now - file.grew_at < self._rotate_wait_s or not file.is_at_its_end:
             return
-        stream = file.reader.stream
         if not is_present and file.reader.content.status().st_nlink:
             self._book.find_renamed([stream])
         if self._completion.action != "keep" and stream.is_rotated and not stream.is_settled:
-            return
+            return  # it stays open until it is
         if self._complete(stream) or not is_present:
             log.info("source_closed", path=stream.path, offset=file.reader.offset)
             self._close(file)
@@ -396,10 +428,13 @@ class Follower:
     def check(self, now: float) -> None:
         """Have all open files read that have changed, whether anybody has said so or not."""
         for file in self._files.values():
-            if file.new_since is not None:
-                continue
-            if file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final:
-                self._wake(file)
+            self._check(file, now)
+
+    def _check(self, file: _Followed, now: float) -> None:
+        if file.new_since is None and (
+            file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final
+        ):
+            self._wake(file)
 
     def _is_final(self, file: _Followed, now: float) -> bool:
         """Tell whether an archive has been quiet for so long that its end also ends its last line."""
@@ -503,10 +538,12 @@ class FilesFollowed:
                 look_at = min(look_at, max(now, may_look_at))
             if now >= look_at:
                 found = await run_sync(follower.find)
-                may_look_at = now + _LOOK_SHARE * (anyio.current_time() - now)
+                took_s = anyio.current_time() - now
+                may_look_at = now + _TOLD_SHARE * took_s
                 with suppress(StateUnwritableError):  # the next save tells, and the next look comes
                     await run_sync(follower.look, found, now)
-                look_at = now if follower.is_crowded else max(now + self._poll_interval_s, may_look_at)
+                pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
+                look_at = now + pause_s
                 check_at = now + self._poll_interval_s
             elif now >= check_at:
                 await run_sync(follower.check, now)

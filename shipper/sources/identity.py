@@ -39,11 +39,13 @@ class UndecidedError(SourceError):
     It looks like a copy of another input; it is too early to tell what it will be.
 
     Attributes:
+        original: What it looks like; None if too little is there to compare.
         is_shorter: It may be a copy that is still being made.
     """
 
-    def __init__(self, *, is_shorter: bool) -> None:
+    def __init__(self, original: Stream | None, *, is_shorter: bool) -> None:
         super().__init__("it is too early to tell which input it is")
+        self.original = original
         self.is_shorter = is_shorter
 
 
@@ -88,7 +90,7 @@ class StreamBook:
         self._moved_streams: list[Stream] = []
         self._lost: dict[int, Stream] = {}
         self._lost_by_head: dict[Head, list[Stream]] = defaultdict(list)
-        self._read_by_head: dict[Head, list[Stream]] = {}
+        self._placed_by_head: dict[Head, list[Stream]] = {}  # as of the last look
 
     def at(self, place: Place) -> Stream | None:
         """Tell which stream was seen at a place last."""
@@ -110,9 +112,6 @@ class StreamBook:
         for stream in [each for each in self._lost.values() if each.inode and each.place in there]:
             self._unlose(stream)
         being_read = {stream.stream_id: stream for stream in open_streams}
-        self._read_by_head = defaultdict(list)
-        for stream in being_read.values():
-            self._read_by_head[_head_of(stream)].append(stream)
         missing = [
             stream
             for stream_id, stream in self._streams.items()
@@ -125,6 +124,9 @@ class StreamBook:
             if stream.stream_id not in renamed_ids:
                 self._lost[stream.stream_id] = self._streams.pop(stream.stream_id)
                 self._lost_by_head[_head_of(stream)].append(stream)
+        self._placed_by_head = defaultdict(list)
+        for stream in self._streams.values():
+            self._placed_by_head[_head_of(stream)].append(stream)
         return Absent(renamed, self.lost())
 
     def _unlose(self, stream: Stream) -> None:
@@ -323,20 +325,20 @@ class StreamBook:
 
     def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
         """Find the lost stream whose bytes these are."""
-        if may_wait and not content.pread(1, 0):
-            raise UndecidedError(is_shorter=True)  # an archive whose first block is not written yet
+        if may_wait and len(content.pread(HEAD_BYTES, 0)) < HEAD_BYTES and not content.is_ended():
+            raise UndecidedError(None, is_shorter=True)  # an archive that is being written
         candidates = _alike(content, self._lost_by_head)
         for stream in sorted(candidates, key=lambda each: -each.checkpoint):
             found = likeness(content, stream)
             if found == "same":
                 return stream
             if found == "shorter" and may_wait:
-                raise UndecidedError(is_shorter=True)
+                raise UndecidedError(stream, is_shorter=True)
         if may_wait:
-            for stream in _alike(content, self._read_by_head):
+            for stream in _alike(content, self._placed_by_head):
                 found = likeness(content, stream)
                 if found != "other":
-                    raise UndecidedError(is_shorter=found == "shorter")
+                    raise UndecidedError(stream, is_shorter=found == "shorter")
         return None
 
     def _begin(self, content: Content, path: Path) -> Stream:
