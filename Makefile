@@ -43,8 +43,10 @@ fmt: setup ## format and mend what the linter can
 cov: setup ## tests with coverage
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
 
-bench: setup ## throughput table (ROUNDS=5 EVENTS=500000)
+bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
 	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
+	$(BIN)/python -m tests.bench.tail
+	$(BIN)/python -m tests.bench.tail --files 1 --busy
 
 soak: setup ## a million random records through the codec (SEED=1), some minutes
 	$(BIN)/python -m tests.soak.codec_soak $(SEED)

@@ -566,8 +566,8 @@ class FilesFollowed:
             *folders,
             watch_filter=None,
             stop_event=stop,
-            debounce=50,
-            step=25,
+            debounce=40,
+            step=20,  # shorter would be sooner, and cost more at rest
             recursive=any(folders.values()),
             ignore_permission_denied=True,
         )

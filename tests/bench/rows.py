@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from .measure import ROOT, RowError, clean_environment
-from .variants import MAPPING, csv_header, csv_row, sloppy, variant
+from .variants import MAPPING, archive, csv_header, csv_row, many_files, sloppy, variant
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
-BACKFILLS: Final = ("backfill", "backfill-sloppy", "backfill-csv")
+BACKFILLS: Final = (
+    *("backfill", "backfill-sloppy", "backfill-csv"),
+    *("backfill-many", "backfill-gz", "backfill-zst"),
+)
 SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
 NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES)
@@ -57,9 +60,16 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
 
 
 def _input_of(name: str, sample: Path) -> Path:
-    if name == "backfill-sloppy":
-        return variant(sample, ".sloppy", sloppy)
-    return variant(sample, ".csv", csv_row, csv_header()) if name == "backfill-csv" else sample
+    match name.removeprefix("backfill-"):
+        case "sloppy":
+            return variant(sample, ".sloppy", sloppy)
+        case "csv":
+            return variant(sample, ".csv", csv_row, csv_header())
+        case "many":
+            return many_files(sample)
+        case "gz" | "zst" as compression:
+            return archive(sample, compression)
+    return sample
 
 
 def write_config(bench: Bench, directory: Path, more: str = "") -> Path:

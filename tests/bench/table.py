@@ -19,6 +19,8 @@ TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("backfill", "codec", 0.45),
     ("codec", "", 900_000.0),
     ("backfill-sloppy", "backfill", 0.4),
+    ("backfill-many", "backfill", 0.7),
+    ("backfill-gz", "backfill", 0.7),
     ("validate", "", 500_000.0),
     ("sandbox", "", 150_000.0),
     ("sandbox-file", "", 150_000.0),

@@ -1,10 +1,14 @@
-"""The sample events in other forms: sloppy values, and a CSV export with columns of its own."""
+"""The sample events in other forms: sloppy values, a CSV export with columns of its own, archives, many files."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import shutil
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 MAPPING = """
 [records.mapping]
@@ -60,3 +64,36 @@ def variant(sample: Path, suffix: str, convert: Callable[[bytes], bytes], header
             out.writelines(map(convert, lines))
         partial.replace(path)
     return path
+
+
+def archive(sample: Path, compression: str) -> Path:
+    """Compress the sample, gzip or zstd, into a file beside it, unless that is there."""
+    path = sample.with_suffix(f".{compression}")
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        with sample.open("rb") as plain, gzip.open(partial, "wb", 6) if compression == "gz" else _zstd(partial) as out:
+            shutil.copyfileobj(plain, out, 1 << 20)
+        partial.replace(path)
+    return path
+
+
+def _zstd(path: Path) -> Any:
+    from backports import zstd
+
+    return zstd.open(path, "wb")
+
+
+def many_files(sample: Path, lines_each: int = 500) -> Path:
+    """Split the sample into files of so many lines, in a folder beside it, unless that is there."""
+    folder = sample.with_suffix(".many")
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        with sample.open("rb") as lines:
+            number = 0
+            while part := list(islice(lines, lines_each)):
+                (partial / f"{number:06d}.ndjson").write_bytes(b"".join(part))
+                number += 1
+        partial.replace(folder)
+    return folder
