@@ -48,8 +48,9 @@ bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
 	$(BIN)/python -m tests.bench.tail
 	$(BIN)/python -m tests.bench.tail --files 1 --busy
 
-soak: setup ## a million random records through the codec (SEED=1), some minutes
+soak: setup ## a million random records, thousands of random lives of files (SEED=1), some minutes
 	$(BIN)/python -m tests.soak.codec_soak $(SEED)
+	$(BIN)/python -m tests.soak.sources_soak $(SEED)
 
 lock: ## write requirements.lock anew: newest versions, hashes, no index address
 	$(PYTHON) -m venv $(VENV)/lock

@@ -64,7 +64,8 @@ def run(
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
         from shipper.sources.discovery import Patterns
-        from shipper.sources.follow import FilesFollowed, Follower
+        from shipper.sources.follow import Follower
+        from shipper.sources.followed import FilesFollowed
 
         patterns = Patterns(
             settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory

@@ -1,4 +1,4 @@
-"""Files that are followed as they grow, through rotation, truncation and deletion."""
+"""Finding files and reading what is new in them, through rotation, truncation and deletion; step by step."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-import anyio
 import structlog
-from anyio.streams.memory import MemoryObjectSendStream
-from anyio.to_thread import run_sync
 
-from shipper.errors import SourceError, StateError, StateUnwritableError
+from shipper.errors import SourceError
 from shipper.records import Chunk, Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
@@ -28,8 +25,6 @@ log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 22
 _COPYING_WAITS: Final = 10  # times rotate_wait_s: a copy may take so long to be made
-_LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
-_TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
 _QUIET_S: Final = 60.0  # a settled file that has not changed for so long need not be opened to be sure of it
 
 
@@ -487,96 +482,6 @@ class Follower:
         except SourceError as error:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
         return None
-
-
-class FilesFollowed:
-    """
-    Follows growing files until it is cancelled.
-
-    Args:
-        poll_interval_s: How often to look for new files, and for growth that nothing announced.
-    """
-
-    is_exhausted = False  # there is no end to reach
-
-    def __init__(self, follower: Follower, patterns: Patterns, *, poll_interval_s: float) -> None:
-        self._follower = follower
-        self._patterns = patterns
-        self._poll_interval_s = poll_interval_s
-        self._touched: set[str] = set()
-        self._wake = anyio.Event()
-
-    def __repr__(self) -> str:
-        return f"<FilesFollowed {self._follower!r}>"
-
-    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        """Send chunks as they appear; ends only by cancellation."""
-        try:
-            async with anyio.create_task_group() as side:
-                stop_watching = anyio.Event()
-                side.start_soon(self._watch, stop_watching)
-                try:
-                    await self._follow(chunks_tx)
-                finally:
-                    stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
-        finally:
-            with suppress(StateError):  # then it is as old as the last look
-                self._follower.note()
-            self._follower.close()
-
-    async def after_save(self) -> None:
-        """Files are completed when they are looked at."""
-
-    async def _follow(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
-        follower = self._follower
-        look_at = check_at = may_look_at = 0.0
-        while True:
-            self._wake = wake = anyio.Event()
-            touched, self._touched = self._touched, set()
-            now = anyio.current_time()
-            if not follower.touch(touched):
-                look_at = min(look_at, max(now, may_look_at))
-            if now >= look_at:
-                found = await run_sync(follower.find)
-                took_s = anyio.current_time() - now
-                may_look_at = now + _TOLD_SHARE * took_s
-                with suppress(StateUnwritableError):  # the next save tells, and the next look comes
-                    await run_sync(follower.look, found, now)
-                pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
-                look_at = now + pause_s
-                check_at = now + self._poll_interval_s
-            elif now >= check_at:
-                await run_sync(follower.check, now)
-                check_at = now + self._poll_interval_s
-            if follower.has_news:
-                for chunk in await run_sync(follower.read, now):
-                    await chunks_tx.send(chunk)
-            if not follower.has_news:
-                with anyio.move_on_at(min(look_at, check_at)):
-                    await wake.wait()
-
-    async def _watch(self, stop: anyio.Event) -> None:
-        """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
-        from watchfiles import awatch
-
-        folders = self._patterns.folders()
-        if not folders:
-            return
-        changes = awatch(
-            *folders,
-            watch_filter=None,
-            stop_event=stop,
-            debounce=40,
-            step=20,  # shorter would be sooner, and cost more at rest
-            recursive=any(folders.values()),
-            ignore_permission_denied=True,
-        )
-        try:
-            async for changed in changes:
-                self._touched.update(path for _, path in changed)
-                self._wake.set()
-        except Exception as error:  # whatever the watcher has to say, the poll goes on
-            log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
 
 
 def _is_at(path: Path, place: Place) -> bool:

@@ -41,6 +41,7 @@ _FOR_NOW: Final = {
     sqlite3.SQLITE_BUSY,
 }
 _MESSAGE_BYTES: Final = 4096
+_LOG_PAGES: Final = 256
 _BUSY_LIMIT_S: Final = 30.0
 _DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
 
@@ -100,6 +101,8 @@ class Store:
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
+        # The log takes room that the spool has to leave on the disk.
+        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
         # A dead letter is somebody's data: when it goes, its bytes go, too.

@@ -1,0 +1,792 @@
+"""
+Followed files down to the saved checkpoint against a model: the real follower, codec, acks and store over files that
+are rotated, copied and truncated, compressed, moved and deleted, over crashes at any moment and saves of any part.
+
+A *life* is what was written into a file since it was made or truncated; it lives on in the copy or in the archive that
+was made of it. Each line of a life is unique. It is owed as long as it can be kept: what left the glob before the
+shipper could know it, or was deleted before it was open, is not. Everything is driven step by step, and time is a
+number, so that no test waits.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import shutil
+import sys
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hypothesis import event, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from structlog.testing import capture_logs
+
+from shipper.codec import Codec
+from shipper.records import Batch, Chunk, Span, Stream
+from shipper.sandbox.samples import sample_lines
+from shipper.sources import reader as reader_module
+from shipper.sources.discovery import Patterns
+from shipper.sources.follow import Follower
+from shipper.sources.identity import StreamBook
+from shipper.state.acks import Acks
+from shipper.state.store import Store
+from tests.fakes import strict_records
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+ROTATE_WAIT_S = 5.0
+MAX_RECORD_BYTES = 10_000
+READ_BYTES = 1000  # small, so that few lines make many chunks
+LATEST = "2026-11-21T00:00:00Z"
+EVENTS = [line.rstrip() for line in sample_lines(4000, seed=7, end=datetime(2026, 11, 20, tzinfo=UTC))]
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    "gzip": gzip.compress,
+    "zstd": zstd.compress,
+    "bzip2": bz2.compress,
+    "xz": lzma.compress,
+}
+MOST_LIVES = 7
+
+
+def decompressed(part: bytes, compression: str) -> bytes:
+    """Decompress the beginning of an archive."""
+    match compression:
+        case "gzip":
+            return zlib.decompressobj(31).decompress(part)
+        case "zstd":
+            return zstd.ZstdDecompressor().decompress(part)
+        case "bzip2":
+            return bz2.BZ2Decompressor().decompress(part)
+        case "xz":
+            return lzma.LZMADecompressor().decompress(part)
+        case _:
+            return part
+
+
+@dataclass(eq=False)
+class Line:
+    """
+    A line and what became of it.
+
+    Attributes:
+        end: Where it ends in its life, with its newline; 0 = it is torn.
+        is_owed: Whether it has to arrive.
+        allowed: How often it may be delivered: once, and once more for each crash before that was saved.
+        delivered: How often the service got it.
+        dead: How often it stands in the dead letters.
+        is_given_up: Whether it was reported as unreachable.
+    """
+
+    raw: bytes
+    start: int
+    is_valid: bool
+    end: int = 0
+    is_owed: bool = True
+    allowed: int = 1
+    delivered: int = 0
+    dead: int = 0
+    is_given_up: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return bool(self.delivered if self.is_valid else self.dead)
+
+
+@dataclass(eq=False)
+class Life:
+    """
+    Attributes:
+        path: Where the file is; None = nowhere any more.
+        disk_bytes: How much of the content is there.
+        is_copy: Whether the file is another one than the one that was written.
+        is_held: Whether the shipper has it open, or will look for it.
+        may_sleep: Whether the shipper need not have it open, as there was nothing new when it started.
+        may_double: Whether the shipper could not know that two files are the same.
+        read_at: How far this process has read.
+        saved_at: The checkpoint on disk.
+    """
+
+    number: int
+    path: Path | None
+    is_matched: bool = True
+    is_written: bool = True
+    content: bytes = b""
+    disk_bytes: int = 0
+    lines: list[Line] = field(default_factory=list)
+    written_at: float = 0.0
+    compression: str = ""
+    is_copy: bool = False
+    is_held: bool = False
+    is_missed: bool = False  # at a look, since it left the glob
+    may_sleep: bool = False
+    may_double: bool = False
+    read_at: int = 0
+    saved_at: int = 0
+
+    @property
+    def torn(self) -> Line | None:
+        return self.lines[-1] if self.lines and not self.lines[-1].end else None
+
+    @property
+    def whole(self) -> list[Line]:
+        return [line for line in self.lines if line.end]
+
+    def is_held_now(self, has_looked: bool) -> bool:
+        """Tell whether the shipper has it open or will look for it, as it does for all that it knows at its start."""
+        return self.is_held or (not has_looked and self.read_at > 0)
+
+    def leave(self, *, after: int) -> None:
+        """What lies behind an offset is out of reach."""
+        for line in self.lines:
+            if (line.end or line.start + 1) > after:
+                line.is_owed = False
+
+
+class Witness:
+    """The store's part about streams, and what was reported as unreachable."""
+
+    def __init__(self, store: Store, note: Callable[[Stream, int], None]) -> None:
+        self._streams = store.streams
+        self._note = note
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._streams, name)
+
+    def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
+        noted = self._streams.note_unreachable(streams, now_s)
+        for stream, unread in noted:
+            self._note(stream, unread)
+        return noted
+
+
+class Sources(RuleBasedStateMachine):
+    happened: ClassVar[Counter[str]] = Counter()
+    reads_missed = False  # what is written between the copy and the truncation may be read
+    has_short_copies = False  # a copy may be seen of which less than the head is there
+    leaves_undecided = False  # a copy that leaves before it is known what it is may be delivered once more
+    has_sleepers = True  # files may be copied under the eyes of the shipper that it need not have open
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.true_read_bytes = reader_module.READ_BYTES
+        reader_module.READ_BYTES = READ_BYTES  # type: ignore[misc]
+        self.context = ExitStack()
+        self.logs = self.context.enter_context(capture_logs())
+        self.root = Path(tempfile.mkdtemp(prefix="shipper-sources-"))
+        self.folder = self.root / "logs"
+        self.folder.mkdir()
+        self.now = 1_000_000.0
+        self.ticks = count(1)
+        self.events = iter(EVENTS)
+        self.lives: list[Life] = []
+        self.by_raw: dict[bytes, Line] = {}
+        self.fragments: Counter[tuple[bytes, int, int]] = Counter()
+        self.streams: dict[int, Life] = {}
+        self.letters_seen = 0
+        self.given_up: list[str] = []
+        self.steps: list[str] = []
+        self.is_started = False
+
+    def tell(self, what: str) -> None:
+        event(what)
+        self.happened[what] += 1
+
+    # The shipper ----------------------------------------------------------------------------------------------------
+
+    @initialize()
+    def begin(self) -> None:
+        self.state = self.root / "state0"
+        self.state.mkdir()
+        self.start()
+
+    def start(self) -> None:
+        self.store = Store(self.state)
+        self.acks = Acks()
+        self.codec = Codec(strict_records(0), max_record_bytes=MAX_RECORD_BYTES)
+        self.in_flight: list[tuple[Span, list[Line]]] = []
+        known = self.store.streams.known("file")
+        ids = {stream.stream_id for stream in known}
+        self.streams = {stream_id: life for stream_id, life in self.streams.items() if stream_id in ids}
+        self.has_looked = False
+        for life in self.lives:
+            life.read_at = life.saved_at
+        book = StreamBook(
+            known, count(self.store.streams.youngest_id() + 1).__next__, max_record_bytes=MAX_RECORD_BYTES
+        )
+        self.follower = Follower(
+            Patterns([str(self.folder / "*.log")], own_directory=self.state),
+            book,
+            Witness(self.store, self.note_unreachable),
+            rotate_wait_s=ROTATE_WAIT_S,
+            wall_time=lambda: self.now,
+        )
+        self.is_started = True
+
+    def note_unreachable(self, stream: Stream, unread: int) -> None:
+        self.tell("reported as unreachable")
+        life = self.streams.get(stream.stream_id)  # None = nothing of it was ever read
+        for line in life.whole if life is not None else []:
+            if stream.size - unread <= line.start and line.end <= stream.size:
+                line.is_given_up = True
+                self.check_given_up(line)
+
+    @staticmethod
+    def check_given_up(line: Line) -> None:
+        # What was delivered and not saved before a crash is nothing that the shipper knows of.
+        assert not line.is_given_up or line.allowed > 1 or not line.is_settled, "reported, and delivered"
+
+    def teardown(self) -> None:
+        is_failing = sys.exc_info()[0] is not None
+        try:
+            if self.is_started and not is_failing:
+                self.in_the_end_everything_has_arrived()
+        finally:
+            reader_module.READ_BYTES = self.true_read_bytes  # type: ignore[misc]
+            if self.is_started:
+                self.follower.close()
+                self.store.close()
+            self.context.close()
+            shutil.rmtree(self.root)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def do_look(self) -> None:
+        self.follower.look(self.follower.find(), self.now)
+        for life in self.lives:
+            if life.path is not None and life.is_matched and life.disk_bytes:
+                if not self.has_looked:
+                    life.is_copy = False  # there is nothing else any more of which it could be one
+                if not life.is_copy and not life.may_sleep:
+                    life.is_held = True
+            elif not life.is_matched:
+                life.is_missed = True
+                if life.is_held_now(self.has_looked):
+                    life.is_held = True
+        self.has_looked = True
+        self.note_logs()
+
+    def do_read(self, rounds: int = 1) -> bool:
+        """Read and judge; False if nothing came."""
+        chunks = [chunk for _ in range(rounds) for chunk in self.follower.read(self.now)]
+        for chunk in chunks:
+            self.take(chunk)
+        self.note_logs()
+        return bool(chunks)
+
+    def note_logs(self) -> None:
+        for entry in self.logs:
+            match entry["event"]:
+                case "source_found_again":
+                    life = next((each for each in self.lives if str(each.path) == entry["path"]), None)
+                    kind = "an archive" if life is not None and life.compression else "a copy"
+                    self.tell(f"found again in {kind}")
+                case "source_truncated" | "source_replaced":
+                    self.tell("truncation seen")
+                case "source_refused" | "source_unreadable":
+                    raise AssertionError(entry)
+        self.logs.clear()
+
+    def take(self, chunk: Chunk) -> None:
+        life = self.life_of(chunk)
+        assert chunk.data == life.content[chunk.start_offset : chunk.end_offset]
+        if not life.may_double:
+            assert chunk.start_offset == life.read_at, f"life {life.number}: neither a gap nor an overlap"
+        if chunk.start_offset and chunk.start_offset == life.saved_at and life.is_copy:
+            self.tell(f"read on in {'an archive' if chunk.stream.compression else 'a copy'}")
+        life.read_at = chunk.end_offset
+        offset = chunk.start_offset
+        while offset < chunk.end_offset:
+            encoded = self.codec.encode(chunk, offset, room_events=3, room_bytes=1 << 20, latest=LATEST)
+            assert encoded is not None
+            offset = encoded.span.end_offset
+            self.acks.open(encoded.span)
+            lines = [self.by_raw[raw] for raw in encoded.lines.split(b"\n") if raw]
+            assert len(lines) == encoded.span.unsettled
+            for start in range(0, len(lines), 2):
+                self.in_flight.append((encoded.span, lines[start : start + 2]))
+
+    def life_of(self, chunk: Chunk) -> Life:
+        span = slice(chunk.start_offset, chunk.end_offset)
+        life = self.streams.get(chunk.stream.stream_id)
+        if life is None or life.content[span] != chunk.data:
+            assert life is None, "a stream is one life"
+            (life,) = (each for each in self.lives if each.content[span] == chunk.data)
+            self.streams[chunk.stream.stream_id] = life
+        return life
+
+    def accept(self, units: list[tuple[Span, list[Line]]]) -> None:
+        for unit in units:
+            self.in_flight.remove(unit)
+            for line in unit[1]:
+                self.deliver(line)
+        parts = [(span, len(lines)) for span, lines in units]
+        self.acks.accept(Batch(number=1, body=b"", events=sum(each for _, each in parts), parts=parts))
+
+    def deliver(self, line: Line) -> None:
+        line.delivered += 1
+        assert line.is_valid
+        assert line.delivered <= line.allowed or self.may_double(line), "delivered twice"
+        self.check_given_up(line)
+
+    def may_double(self, line: Line) -> bool:
+        return any(life.may_double and line in life.lines for life in self.lives)
+
+    def do_save(self) -> None:
+        checkpoints = self.acks.take()
+        saved = self.store.save(checkpoints, self.now)
+        assert saved.done == checkpoints
+        for checkpoint in checkpoints:
+            checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
+        self.note_letters()
+        for checkpoint in checkpoints:
+            life = self.streams[checkpoint.stream.stream_id]
+            life.saved_at = max(life.saved_at, checkpoint.end_offset)
+            passed = [line for line in life.whole if line.end <= checkpoint.end_offset]
+            assert all(line.is_settled for line in passed), "a checkpoint has passed a record that is not settled"
+        totals = self.store.totals()
+        assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates
+        assert totals.dead_lettered == self.letters_count()
+
+    def letters_count(self) -> int:
+        return int(self.store._db.execute("SELECT count(*) FROM dead_letters").fetchone()[0])
+
+    def note_letters(self) -> None:
+        rows = self.store._db.execute(
+            "SELECT id, stream_id, start_offset, raw FROM dead_letters WHERE id > ? ORDER BY id", (self.letters_seen,)
+        ).fetchall()
+        for number, stream_id, start, raw in rows:
+            self.letters_seen = number
+            line = self.by_raw.get(raw)
+            if line is None:  # what an archive ends with ends a line
+                life = self.streams[stream_id]
+                assert life.compression
+                assert life.content[start : life.disk_bytes] == raw
+                self.fragments[raw, life.number, start] += 1
+                assert self.fragments[raw, life.number, start] == 1 or life.may_double
+            else:
+                assert not line.is_valid
+                line.dead += 1
+                assert line.dead == 1 or self.may_double(line), "in the dead letters twice"
+                self.check_given_up(line)
+
+    def end_process(self) -> None:
+        """Forget what is not saved, and what nothing on disk leads to any more."""
+        self.follower.close()
+        for life in self.lives:
+            for line in life.lines:
+                if line.end > life.saved_at or not line.end:
+                    line.allowed = max(line.allowed, line.delivered + 1)
+            is_known = life.path is not None and (life.is_matched or life.saved_at > 0)
+            life.leave(after=max(life.saved_at, life.disk_bytes if is_known else 0))
+            life.is_held = False
+            life.may_sleep = not life.whole or life.saved_at >= life.whole[-1].end
+
+    def do_crash(self, lost_answers: list[tuple[Span, list[Line]]]) -> None:
+        for _, lines in lost_answers:
+            for line in lines:
+                self.deliver(line)
+        if any(line.delivered and line.end > life.saved_at for life in self.lives for line in life.lines):
+            self.tell("crash with unsaved settlements")
+        self.end_process()
+        # What a killed process leaves: the database and its log as they are.
+        left = self.root / f"state{next(self.ticks)}"
+        shutil.copytree(self.state, left)
+        self.store.close()
+        self.state = left
+        self.start()
+
+    def do_restart(self) -> None:
+        self.accept(list(self.in_flight))
+        self.do_save()
+        self.end_process()
+        self.store.close()
+        self.start()
+
+    # What it does by itself -----------------------------------------------------------------------------------------
+
+    SECONDS = st.sampled_from([0.0, 0.5, 1.0, 4.0, 6.0, 70.0])
+
+    @rule(seconds=SECONDS, rounds=st.integers(0, 3))
+    def look(self, seconds: float, rounds: int) -> None:
+        self.pass_time(seconds)
+        self.do_look()
+        self.do_read(rounds)
+
+    @rule(seconds=st.sampled_from([0.0, 1.0]))
+    def read_on(self, seconds: float) -> None:
+        self.pass_time(seconds)
+        self.follower.check(self.now)
+        self.do_read()
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def settle_some(self, data: st.DataObject) -> None:
+        self.accept(self.some_in_flight(data))
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def settle_all(self) -> None:
+        self.accept(list(self.in_flight))
+
+    def some_in_flight(self, data: st.DataObject) -> list[tuple[Span, list[Line]]]:
+        if not self.in_flight:
+            return []
+        picked = data.draw(st.sets(st.integers(0, len(self.in_flight) - 1), max_size=5), label="settled")
+        return [self.in_flight[each] for each in picked]
+
+    @rule()
+    def save(self) -> None:
+        self.do_save()
+
+    @rule()
+    def settle_and_save_all(self) -> None:
+        self.accept(list(self.in_flight))
+        self.do_save()
+
+    @rule(data=st.data())
+    def crash(self, data: st.DataObject) -> None:
+        self.do_crash(self.some_in_flight(data))
+
+    @rule()
+    def restart(self) -> None:
+        self.do_restart()
+
+    @invariant()
+    def every_record_is_accounted_for(self) -> None:
+        self.happened["step"] += 1
+        if self.is_started:
+            totals = self.acks.totals
+            assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
+            assert totals.pending == sum(len(lines) for _, lines in self.in_flight)
+
+    @rule()
+    def in_the_end_everything_has_arrived(self) -> None:
+        for _ in range(14):
+            self.pass_time(ROTATE_WAIT_S + 1)
+            self.do_look()
+            while self.do_read():
+                pass
+            self.accept(list(self.in_flight))
+            self.do_save()
+        for life in self.lives:
+            for line in life.whole:
+                assert line.is_settled or not line.is_owed, f"life {life.number}: lost at {line.start}"
+                self.tell("line owed" if line.is_owed else "line not owed")
+                self.check_given_up(line)
+        assert self.acks.open_spans == 0
+        for life in self.lives:
+            if life.path is not None and life.is_matched:
+                life.is_copy = False
+                life.is_held = not life.may_sleep
+        gone = [life for life in self.lives if life.path is None]
+        self.lives = [life for life in self.lives if life not in gone or life in self.streams.values()]
+
+    # The writer -----------------------------------------------------------------------------------------------------
+
+    def touch(self, path: Path) -> None:
+        at = int(self.now * 10**9) + next(self.ticks) * 1000
+        os.utime(path, ns=(at, at))  # how finely a file system tells the time is not what is tested
+
+    def append(self, life: Life, data: bytes) -> None:
+        assert life.path is not None
+        with life.path.open("ab") as out:
+            out.write(data)
+        life.content += data
+        life.disk_bytes = len(life.content)
+        life.written_at = self.now
+        life.may_sleep = False
+        if life.is_copy:
+            life.is_held = False  # it may still wait to be taken for what it is
+        self.touch(life.path)
+
+    def new_line(self, life: Life, *, is_valid: bool) -> Line:
+        raw = next(self.events)
+        if not is_valid:
+            raw = raw.replace(b'"IP":', b'"ip":')
+        line = Line(raw, len(life.content), is_valid)
+        life.lines.append(line)
+        self.by_raw[raw] = line
+        return line
+
+    def end_torn(self, life: Life) -> None:
+        line = life.torn
+        if line is not None:
+            self.append(life, line.raw[len(life.content) - line.start :] + b"\n")
+            line.end = len(life.content)
+
+    def write_lines(self, life: Life, kinds: str) -> None:
+        self.end_torn(life)
+        for kind in kinds:
+            if kind == "-":
+                if life.content:
+                    self.append(life, b" \n")
+                continue
+            line = self.new_line(life, is_valid=kind == "v")
+            self.append(life, line.raw + b"\n")
+            line.end = len(life.content)
+
+    def new_life(self, path: Path) -> Life:
+        path.touch(exist_ok=True)
+        self.touch(path)
+        life = Life(next(self.ticks), path)
+        self.lives.append(life)
+        return life
+
+    def new_path(self, data: st.DataObject, *, is_matched: bool) -> Path:
+        name = f"{data.draw(st.sampled_from('az'), label='name')}{next(self.ticks)}"
+        return self.folder / (f"{name}.log" if is_matched else f"{name}.log.1")
+
+    def on_disk(self, *, also: Callable[[Life], bool]) -> list[Life]:
+        return [life for life in self.lives if life.path is not None and also(life)]
+
+    def written(self) -> list[Life]:
+        return self.on_disk(also=lambda life: life.is_written and life.is_matched)
+
+    def draw(self, data: st.DataObject, lives: list[Life]) -> Life:
+        return lives[data.draw(st.integers(0, len(lives) - 1), label="life")]
+
+    KINDS = st.text("vvvi-", min_size=1, max_size=6)
+
+    @precondition(lambda self: len(self.on_disk(also=bool)) < MOST_LIVES)
+    @rule(kinds=KINDS)
+    def make_file(self, kinds: str) -> None:
+        self.write_lines(self.new_life(self.folder / f"m{next(self.ticks)}.log"), kinds)
+
+    @precondition(lambda self: self.written())
+    @rule(data=st.data(), kinds=KINDS)
+    def write(self, data: st.DataObject, kinds: str) -> None:
+        self.write_lines(self.draw(data, self.written()), kinds)
+
+    @precondition(lambda self: self.written())
+    @rule(data=st.data(), is_valid=st.booleans(), part=st.sampled_from([1, 20, 200, 1000]))
+    def write_torn(self, data: st.DataObject, is_valid: bool, part: int) -> None:
+        life = self.draw(data, self.written())
+        self.end_torn(life)
+        line = self.new_line(life, is_valid=is_valid)
+        self.append(life, line.raw[:part])
+
+    # Renaming, truncating, deleting ---------------------------------------------------------------------------------
+
+    def decided(self) -> list[Life]:
+        return self.on_disk(also=lambda life: self.leaves_undecided or not life.is_matched or not life.is_copy)
+
+    def rotatable(self) -> list[Life]:
+        return [life for life in self.decided() if life.is_matched]
+
+    @precondition(lambda self: self.rotatable())
+    @rule(data=st.data(), is_matched=st.booleans(), is_made_again=st.booleans(), kinds=KINDS)
+    def rotate(self, data: st.DataObject, is_matched: bool, is_made_again: bool, kinds: str) -> None:
+        life = self.draw(data, self.rotatable())
+        old = life.path
+        assert old is not None
+        life.path = old.rename(self.new_path(data, is_matched=is_matched))
+        life.is_matched, life.is_missed = is_matched, False
+        if not is_matched and not life.is_held_now(self.has_looked):
+            life.leave(after=life.read_at)
+        if is_made_again and life.is_written:
+            self.write_lines(self.new_life(old), kinds)
+        life.is_written = False
+        self.tell(f"rotated {'within' if is_matched else 'out of'} the glob")
+
+    @precondition(lambda self: self.late_writers())
+    @rule(data=st.data(), kinds=KINDS)
+    def write_late(self, data: st.DataObject, kinds: str) -> None:
+        self.write_lines(self.draw(data, self.late_writers()), kinds)
+
+    def late_writers(self) -> list[Life]:
+        """Files that left the glob by rename and have to be open still, or are in the glob."""
+
+        def is_open(life: Life) -> bool:
+            is_whole = life.disk_bytes == len(life.content) and not life.is_copy and not life.compression
+            is_late = not life.is_missed or self.now - life.written_at < ROTATE_WAIT_S
+            is_open = life.is_matched or (life.is_held and is_late)
+            return not life.is_written and is_whole and is_open
+
+        return self.on_disk(also=is_open)
+
+    @precondition(lambda self: self.on_disk(also=lambda life: not life.is_matched and not life.is_copy))
+    @rule(data=st.data())
+    def come_back(self, data: st.DataObject) -> None:
+        life = self.draw(data, self.on_disk(also=lambda life: not life.is_matched and not life.is_copy))
+        assert life.path is not None
+        life.path = life.path.rename(self.new_path(data, is_matched=True))
+        life.is_matched = True
+        life.is_held = False  # it may have been closed since
+
+    @precondition(lambda self: self.decided())
+    @rule(data=st.data())
+    def delete(self, data: st.DataObject) -> None:
+        life = self.draw(data, self.decided())
+        assert life.path is not None
+        life.path.unlink()
+        if life.is_copy or life.compression or not life.is_held or not life.is_matched:
+            life.leave(after=life.read_at)
+        self.vanish(life)
+
+    def vanish(self, life: Life) -> None:
+        life.path, life.disk_bytes, life.is_matched, life.is_written = None, 0, False, False
+
+    def truncatable(self) -> list[Life]:
+        return [life for life in self.written() if life.content and not life.is_copy]
+
+    @precondition(lambda self: self.truncatable())
+    @rule(data=st.data(), kinds=KINDS, is_regrown=st.booleans())
+    def truncate(self, data: st.DataObject, kinds: str, is_regrown: bool) -> None:
+        life = self.draw(data, self.truncatable())
+        life.leave(after=life.read_at)
+        path = life.path
+        self.vanish(life)
+        assert path is not None
+        self.begin_again(path, life, kinds if is_regrown else "")
+
+    def begin_again(self, path: Path, before: Life, kinds: str) -> None:
+        os.truncate(path, 0)
+        life = self.new_life(path)
+        life.is_held = before.is_held and before.disk_bytes == 0
+        self.write_lines(life, kinds)
+
+    # Copies and archives --------------------------------------------------------------------------------------------
+
+    def interlude(self, data: st.DataObject, life: Life) -> None:
+        """Let the shipper do something while a copy is being made, or stands beside what it was made of."""
+        # Of what it has not read anything yet, it cannot know the copy: that would be two new files to it.
+        actions = ["nothing", "read", "settle", "save", "restart", "crash"] + ["look", "look and read"] * 2
+        action = data.draw(st.sampled_from(actions), label="interlude")
+        match action:
+            case "look" | "look and read" if life.read_at and (self.has_sleepers or not life.may_sleep):
+                self.pass_time(data.draw(st.sampled_from([0.0, 0.5]), label="seconds"))
+                self.do_look()
+                if action == "look and read":
+                    self.do_read()
+                self.tell("looked at a copy beside the original")
+            case "read":
+                self.follower.check(self.now)
+                self.do_read()
+            case "settle":
+                self.settle_all()
+            case "save":
+                self.do_save()
+            case "restart":
+                self.do_restart()
+            case "crash":
+                self.do_crash(self.some_in_flight(data))
+
+    def make_copy(self, data: st.DataObject, life: Life, path: Path, compression: str = "") -> None:
+        """Write a copy or an archive beside the original, perhaps with looks in between."""
+        assert life.path is not None
+        status = life.path.stat()
+        blob = COMPRESS[compression](life.content[: life.disk_bytes])
+        part = data.draw(st.sampled_from([0, 8, len(blob) // 2, len(blob) - 1]), label="part")
+        seen = len(decompressed(blob[:part], compression))
+        if 0 < seen < min(life.read_at, 1024) and not self.has_short_copies:
+            part = 0
+        with path.open("wb") as out:
+            for some in (blob[:part], blob[part:]):
+                out.write(some)
+                out.flush()
+                self.touch(path)
+                self.interlude(data, life)
+        if data.draw(st.booleans(), label="keeps the time"):
+            os.utime(path, ns=(status.st_mtime_ns, status.st_mtime_ns))
+
+    @precondition(lambda self: self.truncatable())
+    @rule(data=st.data(), is_matched=st.booleans(), missed=st.text("vi", max_size=2), kinds=st.text("vi-", max_size=5))
+    def copytruncate(self, data: st.DataObject, is_matched: bool, missed: str, kinds: str) -> None:
+        life = self.draw(data, self.truncatable())
+        path, copied = life.path, life.content
+        assert path is not None
+        copy = self.new_path(data, is_matched=is_matched)
+        self.make_copy(data, life, copy)
+        if missed:
+            self.write_lines(life, missed)
+            if self.reads_missed:
+                self.interlude(data, life)
+        is_known = life.read_at > 0
+        was_held = life.is_held
+        life.leave(after=max(life.read_at, len(copied)))
+        life.path, life.disk_bytes, life.is_matched, life.is_written = copy, len(copied), is_matched, False
+        life.is_copy, life.is_held = True, is_known
+        if not is_matched and not is_known:
+            life.leave(after=0)
+        os.truncate(path, 0)
+        young = self.new_life(path)
+        young.is_held = was_held
+        self.write_lines(young, kinds)
+        self.tell(f"copytruncate, the copy {'in' if is_matched else 'outside'} the glob")
+
+    @precondition(lambda self: self.movable())
+    @rule(data=st.data(), is_matched=st.booleans())
+    def copy_for_a_moment(self, data: st.DataObject, is_matched: bool) -> None:
+        """Make a copy and think better of it."""
+        life = self.draw(data, self.movable())
+        copy = self.new_path(data, is_matched=is_matched and self.leaves_undecided)
+        self.make_copy(data, life, copy)
+        copy.unlink()
+        self.tell("copied for a moment")
+
+    def replace(self, life: Life, path: Path, *, is_matched: bool) -> None:
+        """Let a file take the place of the one that a life was in."""
+        is_held = life.is_held_now(self.has_looked)
+        if is_matched and life.is_held and not life.read_at:
+            life.may_double = True  # it is open, but nothing is known of what is in it
+            self.tell("may double")
+        if not is_matched and not is_held:
+            life.leave(after=life.read_at)
+        life.path, life.is_matched = path, is_matched
+        life.is_copy, life.is_held = True, is_held
+
+    def rotated(self) -> list[Life]:
+        return self.on_disk(also=lambda life: not life.is_written and not life.compression and bool(life.content))
+
+    @precondition(lambda self: self.rotated())
+    @rule(data=st.data(), compression=st.sampled_from(sorted(COMPRESS)[1:]), is_matched=st.booleans())
+    def compress(self, data: st.DataObject, compression: str, is_matched: bool) -> None:
+        life = self.draw(data, self.rotated())
+        plain = life.path
+        assert plain is not None
+        archive = self.new_path(data, is_matched=is_matched)
+        self.make_copy(data, life, archive, compression)
+        plain.unlink()
+        self.replace(life, archive, is_matched=is_matched)
+        life.compression = compression
+        self.tell(f"compressed {'within' if is_matched else 'out of'} the glob")
+
+    def movable(self) -> list[Life]:
+        return self.on_disk(also=lambda life: not life.is_copy and not life.compression and bool(life.content))
+
+    @precondition(lambda self: self.movable())
+    @rule(data=st.data(), where=st.sampled_from(["same name", "glob", "outside"]))
+    def move_by_copy(self, data: st.DataObject, where: str) -> None:
+        life = self.draw(data, self.movable())
+        path = life.path
+        assert path is not None
+        copy = self.new_path(data, is_matched=where == "glob")
+        self.make_copy(data, life, copy)
+        if where == "same name":
+            life.path = copy.rename(path)
+            self.replace(life, path, is_matched=life.is_matched)
+        else:
+            path.unlink()
+            self.replace(life, copy, is_matched=where == "glob")
+            life.is_written = life.is_written and where == "glob"
+        self.tell(f"moved by copying: {where}")
+
+
+TestSources = Sources.TestCase
+TestSources.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
