@@ -101,7 +101,9 @@ def read_state(directory: Path) -> State:
                 "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts "
                 "FROM dead_letters ORDER BY id"
             )
-            checkpoints = db.execute("SELECT stream_id, kind, path, checkpoint FROM streams ORDER BY stream_id")
+            checkpoints = db.execute(
+                "SELECT stream_id, kind, path, checkpoint FROM streams WHERE checkpoint > 0 ORDER BY stream_id"
+            )
             return State(*totals, tuple(DeadLetter(*row) for row in letters), tuple(checkpoints))
 
 
