@@ -28,6 +28,7 @@ def main() -> None:
     examples = int(sys.argv[2]) if len(sys.argv) > 2 else EXAMPLES
     print(f"seed {number}", flush=True)
     begin = time.monotonic()
+    Sources.reuses_inodes = True
     how = settings(
         max_examples=examples,
         stateful_step_count=STEPS,
