@@ -23,15 +23,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Throughput, row by row.")
     parser.add_argument("--rounds", type=int, default=5, help="rounds over all rows; medians are shown (5)")
     parser.add_argument("--events", type=int, default=500_000, help="events in the sample file (500000)")
-    parser.add_argument("--rows", default=",".join(rows.NAMES), help="which rows, by commas (%(default)s)")
+    parser.add_argument("--rows", default=",".join(rows.DEFAULT), help="which rows, by commas (%(default)s)")
+    parser.add_argument("--large-events", type=int, metavar="N", help="events in the file of backfill-rss (--events)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="the server waits so long with each answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save every measurement there")
     args = parser.parse_args(argv)
     args.rows = [name for name in args.rows.split(",") if name]
     if unknown := set(args.rows) - set(rows.NAMES):
         parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(rows.NAMES)}")
-    if args.rounds < 1 or args.events < 1:
-        parser.error("--rounds and --events start at 1")
+    args.large_events = args.events if args.large_events is None else args.large_events
+    if min(args.rounds, args.events, args.large_events) < 1:
+        parser.error("--rounds, --events and --large-events start at 1")
     return args
 
 
@@ -46,14 +48,15 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
     failed: dict[str, str] = {}
     sample = rows.sample_file(args.events)
     with running_server(pinning.server, args.latency_ms) as server:
-        bench = rows.Bench(sample, server.url)
+        bench = rows.Bench(sample, server.url, args.large_events)
         for number in range(1, args.rounds + 1):
             for name in [name for name in args.rows if name not in failed]:
                 print(f"round {number} of {args.rounds}: {name}", file=sys.stderr, flush=True)
                 try:
                     with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
                         command = [*pinning.row, *rows.command(name, bench, Path(directory))]
-                        run = run_row(command, events=args.events, server=server, sends=name in rows.SENDING)
+                        events = rows.events_of(name, args.events, args.large_events)
+                        run = run_row(command, events=events, server=server, sends=name in rows.SENDING)
                     runs.setdefault(name, []).append(run)
                 except RowError as error:
                     failed[name] = str(error)
@@ -79,9 +82,9 @@ def main(argv: list[str]) -> int:
     print(f"{machine['python']}; {libraries}")
     print(f"{args.events:,} events, median of {args.rounds}; latency of the server {args.latency_ms:g} ms\n")
     if runs:
-        print(table.render(runs, args.events))
+        print(table.render(runs))
     print()
-    for line in table.targets(runs, args.events):
+    for line in table.targets(runs):
         print(line)
     for name, reason in failed.items():
         print(f"FAILED        {name}: {reason}")
@@ -94,7 +97,9 @@ def main(argv: list[str]) -> int:
             "events": args.events,
             "rounds": args.rounds,
             "latency_ms": args.latency_ms,
-            "events_per_second": table.median_rates(runs, args.events),
+            "large_events": args.large_events,
+            "events_per_second": table.median_rates(runs),
+            "following": table.median_figures(runs),
             "runs": {name: [asdict(run) for run in row] for name, row in runs.items()},
             "failed": failed,
         }

@@ -55,6 +55,8 @@ class Measurement:
     peak_rss_bytes: int
     server_cpu_seconds: float
     requests: int
+    events: int
+    figures: dict[str, float | None]  # what a row has found out besides
 
 
 def find_pinning() -> Pinning:
@@ -168,6 +170,8 @@ def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool)
         peak_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
         server_cpu_seconds=counts["cpu_seconds"],
         requests=counts["requests"],
+        events=events,
+        figures=summary.get("figures", {}),
     )
 
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from .measure import ROOT, RowError, clean_environment
 from .variants import MAPPING, archive, csv_header, csv_row, many_files, sloppy, variant
@@ -16,11 +16,34 @@ SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
 BACKFILLS: Final = (
     *("backfill", "backfill-sloppy", "backfill-csv"),
-    *("backfill-many", "backfill-gz", "backfill-zst"),
+    *("backfill-many", "backfill-gz", "backfill-zst", "backfill-rss"),
 )
 SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
-NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES)
+
+
+class Following(NamedTuple):
+    """A row of `tail.py`."""
+
+    files: int  # finished, beside the live one
+    appends: int
+    flags: tuple[str, ...] = ()
+
+    @property
+    def events(self) -> int:
+        """One in each file to begin with, and those that are appended."""
+        return self.files + 1 + self.appends
+
+
+FOLLOWING: Final = {
+    "tail-idle": Following(0, 100, ("--rest-seconds", "0")),
+    "tail-busy": Following(0, 100, ("--rest-seconds", "0", "--busy")),
+    "idle-1": Following(0, 20),
+    "idle-1000": Following(1000, 20),
+    "idle-10000": Following(10_000, 20),
+}
+NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES, *FOLLOWING)
+DEFAULT: Final = tuple(name for name in NAMES if name not in FOLLOWING and name != "backfill-rss")
 
 
 @dataclass
@@ -29,6 +52,14 @@ class Bench:
 
     sample: Path
     base_url: str
+    large_events: int = 0  # in the file of `backfill-rss`
+
+
+def events_of(name: str, events: int, large_events: int) -> int:
+    """How many events a row has to get accepted; `events` are those of the sample."""
+    if name in FOLLOWING:
+        return FOLLOWING[name].events
+    return large_events if name == "backfill-rss" else events
 
 
 def command(name: str, bench: Bench, directory: Path) -> list[str]:
@@ -48,18 +79,23 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
         return [sys.executable, "-m", "tests.bench.sandbox_row", sample, str(directory), *flags]
     if name in ("floor", "naive"):
         return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.base_url + INTAKE_PATH]
+    if name in FOLLOWING:
+        files, appends, flags = FOLLOWING[name]
+        counts = ["--files", str(files), "--appends", str(appends)]
+        return [sys.executable, "-m", "tests.bench.tail", "--json", "--sample", sample, *counts, *flags]
     if name == "validate":
         return [sys.executable, "-m", "tests.bench.validate_row", sample]
     config = str(write_config(bench, directory, MAPPING if name == "backfill-csv" else ""))
     if name in BACKFILLS:
-        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench.sample))]
+        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
     assert name == "pipe", name
     # The shell waits for both, so that the CPU time of `cat` is in the account too.
     line = 'cat "$1" | "$2" pipe --config "$3" --summary json'
     return ["/bin/sh", "-c", line, "sh", sample, str(SHIPPER), config]
 
 
-def _input_of(name: str, sample: Path) -> Path:
+def _input_of(name: str, bench: Bench) -> Path:
+    sample = bench.sample
     match name.removeprefix("backfill-"):
         case "sloppy":
             return variant(sample, ".sloppy", sloppy)
@@ -69,6 +105,8 @@ def _input_of(name: str, sample: Path) -> Path:
             return many_files(sample)
         case "gz" | "zst" as compression:
             return archive(sample, compression)
+        case "rss":
+            return sample_file(bench.large_events)
     return sample
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 from .measure import Measurement
-from .rows import SENDING
+from .rows import FOLLOWING, SENDING
 
 LIBRARIES: Final = ("httpx", "httpcore", "h11", "anyio", "uvloop", "msgspec", "pydantic")
 TARGETS: Final = (  # row, held against (empty: events/s), at least
@@ -25,6 +25,13 @@ TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("sandbox", "", 150_000.0),
     ("sandbox-file", "", 150_000.0),
 )
+CEILINGS: Final = (  # row, figure, at most, unit
+    ("tail-idle", "p50_ms", 50.0, "ms"),
+    ("tail-busy", "p50_ms", 50.0, "ms"),
+    ("idle-1000", "rest_percent", 2.0, "% of a core"),
+    ("idle-10000", "rest_percent", 2.0, "% of a core"),
+)
+COMPARED_WITH: Final = ("naive", "codec", "backfill")
 HEADINGS: Final = (
     "row",
     "events/s",
@@ -32,44 +39,84 @@ HEADINGS: Final = (
     "events/s without start",
     "CPU s/M events",
     "peak RSS MiB",
-    "x naive",
-    "x codec",
+    *(f"x {name}" for name in COMPARED_WITH),
     "server busy",
+)
+FOLLOWING_FIGURES: Final = (  # heading, figure, decimals
+    ("p50 ms", "p50_ms", 0),
+    ("p99 ms", "p99_ms", 0),
+    ("worst ms", "worst_ms", 0),
+    ("at rest % of a core", "rest_percent", 1),
+    ("at rest RSS MiB", "rest_mib", 0),
+    ("events/s beside", "busy_per_second", 0),
+    ("not yet come", "behind", 0),
 )
 
 Runs = Mapping[str, Sequence[Measurement]]
 
 
-def rate(name: str, run: Measurement, events: int) -> float:
+def rate(name: str, run: Measurement) -> float:
     """Events per second: of the whole process, for a row that sends nothing to the server without its start."""
-    return events / (run.wall_seconds if name in SENDING else run.inner_seconds)
+    return run.events / (run.wall_seconds if name in SENDING else run.inner_seconds)
 
 
-def median_rates(runs: Runs, events: int) -> dict[str, float]:
-    """The median over the rounds, by row."""
-    return {name: median(rate(name, run, events) for run in row) for name, row in runs.items()}
+def median_rates(runs: Runs) -> dict[str, float]:
+    """The median over the rounds, by row; following has none."""
+    return {name: median(rate(name, run) for run in row) for name, row in runs.items() if name not in FOLLOWING}
 
 
-def render(runs: Runs, events: int) -> str:
-    """The table, one line a row."""
-    rates = median_rates(runs, events)
+def median_figures(runs: Runs) -> dict[str, dict[str, float]]:
+    """The medians over the rounds of what the rows of following have found, by row and figure."""
+    return {
+        name: {
+            figure: median(value for run in row if (value := run.figures[figure]) is not None)
+            for figure, first in row[0].figures.items()
+            if first is not None
+        }
+        for name, row in runs.items()
+        if name in FOLLOWING
+    }
+
+
+def render(runs: Runs) -> str:
+    """The tables, one line a row: throughput, and following. A table without rows is left out."""
+    tables = [_throughput(runs), _following(runs)]
+    return "\n\n".join(_aligned(lines) for lines in tables if len(lines) > 1)
+
+
+def _throughput(runs: Runs) -> list[tuple[str, ...]]:
+    rates = median_rates(runs)
     lines = [HEADINGS]
-    for name, row in runs.items():
-        each = [rate(name, run, events) for run in row]
+    for name in rates:
+        row = runs[name]
+        each = [rate(name, run) for run in row]
         busy = median(run.server_cpu_seconds / run.wall_seconds for run in row)
         lines.append(
             (
                 name,
                 f"{rates[name]:,.0f}",
                 f"{(max(each) - min(each)) / rates[name]:.0%}",
-                f"{events / median(run.inner_seconds for run in row):,.0f}",
-                f"{median(run.cpu_seconds for run in row) * 1e6 / events:.2f}",
+                f"{row[0].events / median(run.inner_seconds for run in row):,.0f}",
+                f"{median(run.cpu_seconds for run in row) * 1e6 / row[0].events:.2f}",
                 f"{median(run.peak_rss_bytes for run in row) / 2**20:.0f}",
-                f"{rates[name] / rates['naive']:.2f}" if "naive" in rates else "-",
-                f"{rates[name] / rates['codec']:.2f}" if "codec" in rates else "-",
+                *(f"{rates[name] / rates[other]:.2f}" if other in rates else "-" for other in COMPARED_WITH),
                 f"{busy:.0%}" if name in SENDING else "-",
             )
         )
+    return lines
+
+
+def _following(runs: Runs) -> list[tuple[str, ...]]:
+    medians = median_figures(runs)
+    lines = [("append -> service, beyond the linger", *(heading for heading, _, _ in FOLLOWING_FIGURES), "x tail-idle")]
+    for name, figures in medians.items():
+        cells = (f"{figures[key]:,.{digits}f}" if key in figures else "-" for _, key, digits in FOLLOWING_FIGURES)
+        idle_ms = medians.get("tail-idle", {}).get("p50_ms")
+        lines.append((name, *cells, f"{figures['p50_ms'] / idle_ms:.2f}" if idle_ms else "-"))
+    return lines
+
+
+def _aligned(lines: Sequence[Iterable[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
@@ -80,9 +127,9 @@ def render(runs: Runs, events: int) -> str:
     )
 
 
-def targets(runs: Runs, events: int) -> list[str]:
+def targets(runs: Runs) -> list[str]:
     """One sentence per target; a target is a wish, never an assertion."""
-    rates = median_rates(runs, events)
+    rates = median_rates(runs)
     lines = []
     for name, other, least in TARGETS:
         wanted = f"{name} >= {least:g} x {other}" if other else f"{name} >= {least:,.0f} events/s"
@@ -92,6 +139,13 @@ def targets(runs: Runs, events: int) -> list[str]:
         value = rates[name] / rates[other] if other else rates[name]
         verdict = "met" if value >= least else "NOT met"
         lines.append(f"{verdict:<12}  {wanted}: {f'{value:.2f}' if other else f'{value:,.0f}'}")
+    for name, figure, most, unit in CEILINGS:
+        wanted = f"{name} <= {most:g} {unit}"
+        found = median_figures(runs).get(name, {}).get(figure)
+        if found is None:
+            lines.append(f"not measured  {wanted}")
+        else:
+            lines.append(f"{'met' if found <= most else 'NOT met':<12}  {wanted}: {found:.1f}")
     return lines
 
 
