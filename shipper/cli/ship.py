@@ -40,7 +40,7 @@ SummaryOption = Annotated[
 ]
 
 _REDRAW_S = 0.2
-_MOST_DESCRIPTORS = 2048
+_MOST_DESCRIPTORS = 1024
 _OTHER_DESCRIPTORS = 64  # connections, the state, libraries that are loaded late
 
 

@@ -35,7 +35,7 @@ LINGER_S = 0.05
 BUSY_EVENTS_PER_SECOND = 20_000
 _STEPS_PER_SECOND = 50  # in which the busy file grows
 _SETTLE_S = 3.0  # from the last arrival to being at rest
-_LIMIT_S = 120.0
+_LIMIT_S = 60.0
 _EVENT_ID = re.compile(rb'"EventId":"([^"]+)"')
 
 

@@ -62,6 +62,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
 }
 MOST_LIVES = 7
+BANNER = b"# " + b"=" * 1200  # what begins like another file is told from it by what stands before the checkpoint
 
 
 def decompressed(part: bytes, compression: str) -> bytes:
@@ -118,6 +119,7 @@ class Life:
         is_held: Whether the shipper has it open, or will look for it.
         may_sleep: Whether the shipper need not have it open, as there was nothing new when it started.
         may_double: Whether the shipper could not know that two files are the same.
+        has_banner: Whether it begins as others do.
         read_at: How far this process has read.
         saved_at: The checkpoint on disk.
     """
@@ -136,6 +138,7 @@ class Life:
     is_missed: bool = False  # at a look, since it left the glob
     may_sleep: bool = False
     may_double: bool = False
+    has_banner: bool = False
     read_at: int = 0
     saved_at: int = 0
 
@@ -331,7 +334,9 @@ class Sources(RuleBasedStateMachine):
         life = self.streams.get(chunk.stream.stream_id)
         if life is None or life.content[span] != chunk.data:
             assert life is None, "a stream is one life"
-            (life,) = (each for each in self.lives if each.content[span] == chunk.data)
+            alike = [each for each in self.lives if each.content[span] == chunk.data]
+            life = alike[-1]
+            assert len(alike) == 1 or life.has_banner
             self.streams[chunk.stream.stream_id] = life
         return life
 
@@ -378,6 +383,8 @@ class Sources(RuleBasedStateMachine):
         for number, stream_id, start, raw in rows:
             self.letters_seen = number
             line = self.by_raw.get(raw)
+            if raw == BANNER:
+                continue
             if line is None:  # what an archive ends with ends a line
                 life = self.streams[stream_id]
                 assert life.compression
@@ -427,11 +434,14 @@ class Sources(RuleBasedStateMachine):
 
     SECONDS = st.sampled_from([0.0, 0.5, 1.0, 4.0, 6.0, 70.0])
 
-    @rule(seconds=SECONDS, rounds=st.integers(0, 3))
-    def look(self, seconds: float, rounds: int) -> None:
+    @rule(data=st.data(), seconds=SECONDS, rounds=st.sampled_from([1, 0, 2, 4]), is_saved=st.booleans())
+    def ship(self, data: st.DataObject, seconds: float, rounds: int, is_saved: bool) -> None:
         self.pass_time(seconds)
         self.do_look()
         self.do_read(rounds)
+        self.accept(self.some_in_flight(data))
+        if is_saved:
+            self.do_save()
 
     @rule(seconds=st.sampled_from([0.0, 1.0]))
     def read_on(self, seconds: float) -> None:
@@ -444,24 +454,17 @@ class Sources(RuleBasedStateMachine):
     def settle_some(self, data: st.DataObject) -> None:
         self.accept(self.some_in_flight(data))
 
-    @precondition(lambda self: self.in_flight)
-    @rule()
-    def settle_all(self) -> None:
-        self.accept(list(self.in_flight))
-
     def some_in_flight(self, data: st.DataObject) -> list[tuple[Span, list[Line]]]:
         if not self.in_flight:
             return []
-        picked = data.draw(st.sets(st.integers(0, len(self.in_flight) - 1), max_size=5), label="settled")
-        return [self.in_flight[each] for each in picked]
+        which = data.draw(st.sampled_from(["all", "none", "some", "the later half"]), label="settled")
+        if which == "some":
+            picked = data.draw(st.sets(st.integers(0, len(self.in_flight) - 1), max_size=5), label="which")
+            return [self.in_flight[each] for each in picked]
+        return self.in_flight[{"all": 0, "none": len(self.in_flight)}.get(which, len(self.in_flight) // 2) :]
 
     @rule()
     def save(self) -> None:
-        self.do_save()
-
-    @rule()
-    def settle_and_save_all(self) -> None:
-        self.accept(list(self.in_flight))
         self.do_save()
 
     @rule(data=st.data())
@@ -571,12 +574,42 @@ class Sources(RuleBasedStateMachine):
     def draw(self, data: st.DataObject, lives: list[Life]) -> Life:
         return lives[data.draw(st.integers(0, len(lives) - 1), label="life")]
 
-    KINDS = st.text("vvvi-", min_size=1, max_size=6)
+    KINDS = st.text("vvvi-", min_size=1, max_size=10)
 
     @precondition(lambda self: len(self.on_disk(also=bool)) < MOST_LIVES)
     @rule(kinds=KINDS)
     def make_file(self, kinds: str) -> None:
         self.write_lines(self.new_life(self.folder / f"m{next(self.ticks)}.log"), kinds)
+
+    @precondition(lambda self: not any(life.has_banner for life in self.lives))
+    @rule(kinds=KINDS)
+    def make_file_with_banner(self, kinds: str) -> None:
+        life = self.new_life(self.folder / f"m{next(self.ticks)}.log")
+        self.write_banner(life)
+        self.write_lines(life, kinds)
+
+    def write_banner(self, life: Life) -> None:
+        life.has_banner = True
+        self.append(life, BANNER + b"\n")
+
+    @precondition(lambda self: self.with_banner())
+    @rule(data=st.data(), kinds=KINDS)
+    def truncate_and_begin_alike(self, data: st.DataObject, kinds: str) -> None:
+        life = self.draw(data, self.with_banner())
+        path = life.path
+        assert path is not None
+        life.leave(after=life.read_at)
+        self.vanish(life)
+        os.truncate(path, 0)
+        young = self.new_life(path)
+        young.is_held = life.is_held
+        self.write_banner(young)
+        self.write_lines(young, kinds)
+        self.tell("truncated and begun alike")
+
+    def with_banner(self) -> list[Life]:
+        """Files that cannot be taken for another one with the same banner, as more than that was read and saved."""
+        return [life for life in self.written() if life.has_banner and len(BANNER) + 64 < life.saved_at]
 
     @precondition(lambda self: self.written())
     @rule(data=st.data(), kinds=KINDS)
@@ -653,7 +686,7 @@ class Sources(RuleBasedStateMachine):
         life.path, life.disk_bytes, life.is_matched, life.is_written = None, 0, False, False
 
     def truncatable(self) -> list[Life]:
-        return [life for life in self.written() if life.content and not life.is_copy]
+        return [life for life in self.written() if life.content and not life.is_copy and not life.has_banner]
 
     @precondition(lambda self: self.truncatable())
     @rule(data=st.data(), kinds=KINDS, is_regrown=st.booleans())
@@ -668,7 +701,7 @@ class Sources(RuleBasedStateMachine):
     def begin_again(self, path: Path, before: Life, kinds: str) -> None:
         os.truncate(path, 0)
         life = self.new_life(path)
-        life.is_held = before.is_held and before.disk_bytes == 0
+        life.is_held = before.is_held
         self.write_lines(life, kinds)
 
     # Copies and archives --------------------------------------------------------------------------------------------
@@ -689,7 +722,7 @@ class Sources(RuleBasedStateMachine):
                 self.follower.check(self.now)
                 self.do_read()
             case "settle":
-                self.settle_all()
+                self.accept(self.some_in_flight(data))
             case "save":
                 self.do_save()
             case "restart":
@@ -763,7 +796,7 @@ class Sources(RuleBasedStateMachine):
         life.is_copy, life.is_held = True, is_held
 
     def rotated(self) -> list[Life]:
-        return self.on_disk(also=lambda life: not life.is_written and not life.compression and bool(life.content))
+        return [life for life in self.copied() if not life.is_written]
 
     @precondition(lambda self: self.rotated())
     @rule(data=st.data(), compression=st.sampled_from(sorted(COMPRESS)[1:]), is_matched=st.booleans())
@@ -779,7 +812,10 @@ class Sources(RuleBasedStateMachine):
         self.tell(f"compressed {'within' if is_matched else 'out of'} the glob")
 
     def movable(self) -> list[Life]:
-        return self.on_disk(also=lambda life: not life.is_copy and not life.compression and bool(life.content))
+        return [life for life in self.copied() if not life.is_copy]
+
+    def copied(self) -> list[Life]:
+        return self.on_disk(also=lambda life: bool(life.content) and not life.compression and not life.has_banner)
 
     @precondition(lambda self: self.movable())
     @rule(data=st.data(), where=st.sampled_from(["same name", "glob", "outside"]))
