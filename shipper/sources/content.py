@@ -206,6 +206,8 @@ class Archive:
         self._size = self._end = 0
         self._library = _library_of(compression)
         self._raw_head = os.pread(descriptor, _HEAD_BYTES, 0)
+        self._broken_end = -1  # of the content, once it was found to be broken; stays so when it is read again
+        self._why_broken = ""
         self.compression = compression
         self._rewind()
 
@@ -271,7 +273,12 @@ class Archive:
         pieces = [self._window[dropped:]]
         try:
             while self._end < stop and not self._broken:
+                if self._end == self._broken_end:  # as it was when it was read before
+                    self._broken = self._why_broken
+                    break
                 piece = self._step(min(_STEP_BYTES, stop - self._end))
+                if piece is not None and self._broken_end >= 0:
+                    piece = piece[: self._broken_end - self._end]
                 if piece is None:
                     break
                 if piece:  # or the list would grow by each of very many empty members
@@ -346,6 +353,8 @@ class Archive:
             f"{self._path}: the {self.compression} archive is broken: {reason}; "
             f"{self._end + salvaged_bytes} bytes of content are readable before; {hint}"
         )
+        if self._broken_end < 0:
+            self._broken_end, self._why_broken = self._end + salvaged_bytes, self._broken
 
     def _salvage(self) -> bytes:
         """
