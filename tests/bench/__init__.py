@@ -33,7 +33,7 @@ on one core and the server on another one. A row whose count is wrong fails; a r
 Latency is what is beyond `batch.linger_seconds`, which is 50 ms there; see `tail.py`, which can also be run alone.
 
     python -m tests.bench --rounds 3 --rows tail-idle,tail-busy,idle-1,idle-1000,idle-10000
-    python -m tests.bench --rounds 1 --rows backfill,backfill-rss --large-events 5700000    # 2 GB: 12 s a pass or more
+    python -m tests.bench --rounds 1 --rows backfill,backfill-rss --large-events 5700000    # 2 GB: half a minute
 
 The peak RSS of the two rows of the last line should be about the same, as memory does not grow with the input.
 

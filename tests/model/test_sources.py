@@ -335,8 +335,8 @@ class Sources(RuleBasedStateMachine):
         if life is None or life.content[span] != chunk.data:
             assert life is None, "a stream is one life"
             alike = [each for each in self.lives if each.content[span] == chunk.data]
-            life = alike[-1]
-            assert len(alike) == 1 or life.has_banner
+            # Several, if nothing but a banner or the first byte of a torn line was read.
+            life = next((each for each in alike if str(each.path) == chunk.stream.path), alike[-1])
             self.streams[chunk.stream.stream_id] = life
         return life
 
@@ -689,9 +689,13 @@ class Sources(RuleBasedStateMachine):
         return [life for life in self.written() if life.content and not life.is_copy and not life.has_banner]
 
     @precondition(lambda self: self.truncatable())
-    @rule(data=st.data(), kinds=KINDS, is_regrown=st.booleans())
-    def truncate(self, data: st.DataObject, kinds: str, is_regrown: bool) -> None:
+    @rule(data=st.data(), kinds=KINDS, is_regrown=st.booleans(), is_half_read=st.booleans())
+    def truncate(self, data: st.DataObject, kinds: str, is_regrown: bool, is_half_read: bool) -> None:
         life = self.draw(data, self.truncatable())
+        if is_half_read:
+            self.write_lines(life, "vvvvvv")
+            self.do_look()
+            self.do_read()
         life.leave(after=life.read_at)
         path = life.path
         self.vanish(life)
@@ -787,8 +791,8 @@ class Sources(RuleBasedStateMachine):
     def replace(self, life: Life, path: Path, *, is_matched: bool) -> None:
         """Let a file take the place of the one that a life was in."""
         is_held = life.is_held_now(self.has_looked)
-        if is_matched and life.is_held and not life.read_at:
-            life.may_double = True  # it is open, but nothing is known of what is in it
+        if is_matched and self.has_looked and not life.read_at:
+            life.may_double = True  # it may be open, but nothing is known of what is in it
             self.tell("may double")
         if not is_matched and not is_held:
             life.leave(after=life.read_at)
