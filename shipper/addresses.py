@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from shipper.errors import ConfigError
 
@@ -21,29 +21,56 @@ def checked_base_url(written: str, *, allow_plaintext: bool) -> str:
         ConfigError: With the key `base_url`. Credentials in the address are refused and not shown.
     """
 
-    def wrong(what: str) -> ConfigError:
-        return ConfigError(f"{what}; expected an address such as https://intake.example.com", key="base_url")
+    url = _split(written, key="base_url", allow_plaintext=allow_plaintext)
+    if url.path.strip("/"):
+        raise _wrong(f"{written!r} goes on after the host; paths are added", "base_url")
+    return f"{url.scheme}://{url.netloc.rstrip(':')}"
 
+
+def check_address(written: str, *, key: str, allow_plaintext: bool, is_whole: bool = True) -> None:
+    """
+    Check an address that is used as it is written.
+
+    Args:
+        key: The setting, relative to its section, for errors.
+        allow_plaintext: Permit `http://` to other machines than this one.
+        is_whole: It may have a path.
+    Raises:
+        ConfigError: It is none. Credentials in the address are refused and not shown.
+    """
+    url = _split(written, key=key, allow_plaintext=allow_plaintext)
+    if not is_whole and url.path.strip("/"):
+        raise _wrong(f"{written!r} goes on after the host", key)
+
+
+def _split(written: str, *, key: str, allow_plaintext: bool) -> SplitResult:
     if "@" in written:
-        raise wrong("an address must not hold credentials")
+        raise _wrong("an address must not hold credentials", key)
     try:
         url = urlsplit(written)
         host, _ = url.hostname, url.port
     except ValueError as exc:
-        raise wrong(f"{written!r}: {exc}") from None
+        raise _wrong(f"{written!r}: {exc}", key) from None
     if url.scheme not in ("http", "https"):
-        raise wrong(f"{written!r} does not begin with https://")
+        raise _wrong(f"{written!r} does not begin with https://", key)
     if not host or any(character.isspace() or not character.isprintable() for character in written):
-        raise wrong(f"{written!r} names no host")
-    if url.path.strip("/") or any(mark in written for mark in "?#"):
-        raise wrong(f"{written!r} goes on after the host; paths are added, a query or fragment has no place")
+        raise _wrong(f"{written!r} names no host", key)
+    if any(mark in written for mark in "?#"):
+        raise _wrong(f"{written!r} has a query or fragment, which has no place there", key)
     if url.scheme == "http" and not allow_plaintext and not is_loopback(host):
         raise ConfigError(
             f"{written!r} would send the credentials in clear text; use https://, "
             "or, if the way there is protected otherwise, set allow_plaintext = true",
-            key="base_url",
+            key=key,
         )
-    return f"{url.scheme}://{url.netloc.rstrip(':')}"
+    return url
+
+
+def _wrong(what: str, key: str) -> ConfigError:
+    examples = {"proxy": "http://proxy.example.com:3128", "oauth2.token_url": "https://login.example.com/token"}
+    example = examples.get(key, "https://intake.example.com")
+    hint = "; write proxy_username and proxy_password beside it" if key == "proxy" and "credentials" in what else ""
+    return ConfigError(f"{what}; expected an address such as {example}{hint}", key=key)
 
 
 def is_loopback(host: str) -> bool:

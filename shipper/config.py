@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shipper.addresses import checked_base_url
+from shipper.addresses import check_address, checked_base_url
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
 from shipper.settings_mapping import FIELDS, FieldSource, field_sources
@@ -81,6 +81,18 @@ class OAuth2Settings(Section, frozen=True):
         Secret | None, Meta(description="password, for the password grant", examples=[{"env": "PASSWORD"}])
     ] = None
 
+    def __post_init__(self) -> None:
+        if self.grant == "client_credentials" and self.client_secret is None:
+            raise ConfigError('is missing: write client_secret = { env = "CLIENT_SECRET" }', key="client_secret")
+        for key in ("username", "password"):
+            if bool(getattr(self, key)) != (self.grant == "password"):
+                what = (
+                    "is missing: the password grant needs it"
+                    if self.grant == "password"
+                    else "is for the password grant"
+                )
+                raise ConfigError(f'{what}; see oauth2.grant, which is "{self.grant}"', key=key)
+
 
 class EndpointSettings(Section, frozen=True):
     """An HTTP API behind a gateway: its address and what it asks for."""
@@ -108,14 +120,31 @@ class EndpointSettings(Section, frozen=True):
     client_key: Annotated[
         Path | None, Meta(description="the certificate's key, PEM", examples=["/etc/shipper/client.key"])
     ] = None
+    tls_minimum_version: Annotated[Literal["1.2", "1.3"], Meta(description="the oldest TLS that is spoken")] = "1.2"
     proxy: Annotated[
         str | None, Meta(description="HTTP proxy for all requests", examples=["http://proxy.example.com:3128"])
+    ] = None
+    proxy_username: Annotated[str, Meta(description="user at the proxy")] = ""
+    proxy_password: Annotated[
+        Secret | None, Meta(description="password at the proxy", examples=[{"env": "PROXY_PASSWORD"}])
     ] = None
 
     def __post_init__(self) -> None:
         # Nobody else holds the struct yet, so the tidy form can take the place of the written one.
         base_url = checked_base_url(self.base_url, allow_plaintext=self.allow_plaintext)
         msgspec.structs.force_setattr(self, "base_url", base_url)
+        if self.oauth2 is not None:
+            if self.token is not None:
+                raise ConfigError(
+                    "is at odds with oauth2: tokens come from one place; take one of them out", key="token"
+                )
+            check_address(self.oauth2.token_url, key="oauth2.token_url", allow_plaintext=self.allow_plaintext)
+        if self.client_key is not None and self.client_certificate is None:
+            raise ConfigError("is of no use without client_certificate", key="client_key")
+        if self.proxy is not None:
+            check_address(self.proxy, key="proxy", allow_plaintext=True, is_whole=False)
+        if bool(self.proxy_username) != (self.proxy_password is not None) or (self.proxy_username and not self.proxy):
+            raise ConfigError("goes with proxy and proxy_password: all three, or proxy alone", key="proxy_username")
 
 
 class InputSettings(Section, frozen=True):
@@ -225,9 +254,10 @@ class DeliverySettings(Section, frozen=True):
     """How batches are sent, and what happens when the service refuses or is away."""
 
     concurrency: Annotated[
-        Annotated[int, Meta(ge=1, le=256)] | Literal["adaptive"], Meta(description="requests in flight")
-    ] = 8
-    max_concurrency: Annotated[int, Meta(ge=1, le=256, description="upper end of adaptive concurrency")] = 16
+        Annotated[int, Meta(ge=1, le=256)] | Literal["adaptive"],
+        Meta(description="requests in flight; adaptive: as many as the service answers well"),
+    ] = "adaptive"
+    max_concurrency: Annotated[int, Meta(ge=1, le=256, description="upper end of adaptive concurrency")] = 64
     connect_timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="for a connection to open")] = 10.0
     read_timeout_seconds: Annotated[float, Meta(gt=0, le=3600, description="for an answer to come")] = 60.0
     connection_max_age_seconds: Annotated[
@@ -241,12 +271,14 @@ class DeliverySettings(Section, frozen=True):
     poison_limit: Annotated[
         int, Meta(ge=1, le=1_000_000, description="consecutive refused records at which delivery pauses")
     ] = 50
-    rate_limit_events_per_second: Annotated[float, Meta(ge=0, description="events sent; 0 = no limit")] = 0.0
+    rate_limit_events_per_second: Annotated[
+        float, Meta(ge=0, description="events sent per second at most; 0 = no limit")
+    ] = 0.0
     drain_timeout_seconds: Annotated[
         float, Meta(ge=0, le=86_400, description="time to settle what was read, after a stop was asked for")
     ] = 25.0
     drain: Annotated[Literal["input", "until_idle"], Meta(description="input: a stop ends reading at once")] = "input"
-    traceparent: Annotated[bool, Meta(description="send a traceparent header with every attempt")] = False
+    traceparent: Annotated[bool, Meta(description="send a traceparent header with every attempt")] = True
     compression: Annotated[Literal["none", "gzip"], Meta(description="Content-Encoding of requests")] = "none"
 
     def __post_init__(self) -> None:
@@ -341,27 +373,7 @@ class Settings(Section, frozen=True):
 # values that work already (`int` stands for every whole number); () = none, the key has to go. Whoever builds
 # one of these deletes its line.
 NOT_YET: Final[Mapping[str, tuple[object, ...]]] = {
-    "intake.subscription_key.command": (),
-    "intake.subscription_key_secondary": (),
-    "intake.token.command": (),
-    "intake.oauth2": (),
-    "intake.client_certificate": (),
-    "intake.client_key": (),
-    "intake.proxy": (),
-    "report.subscription_key.command": (),
-    "report.subscription_key_secondary": (),
-    "report.token.command": (),
-    "report.oauth2": (),
-    "report.client_certificate": (),
-    "report.client_key": (),
-    "report.proxy": (),
-    "delivery.concurrency": (int,),
-    "delivery.max_concurrency": (),
-    "delivery.poison_limit": (),
-    "delivery.rate_limit_events_per_second": (),
     "delivery.drain": ("input",),
-    "delivery.traceparent": (),
-    "delivery.compression": (),
     "admin.listen": ("",),
 }
 
@@ -441,12 +453,12 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
         raise ConfigError(
-            f"is missing: write [{section}] with base_url, subscription_key and token, into the file that "
+            f"is missing: write [{section}] with base_url, subscription_key and token (or oauth2), into the file that "
             "`shipper config init` makes, for instance",
             key=section,
         )
     for key in ("subscription_key", "token"):
-        if getattr(endpoint, key) is None:
+        if getattr(endpoint, key) is None and not (key == "token" and endpoint.oauth2):
             name = f"{section}_{key}".upper()
             raise ConfigError(f'is missing: write {key} = {{ env = "{name}" }}', key=f"{section}.{key}")
     return endpoint
