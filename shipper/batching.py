@@ -13,6 +13,8 @@ from typing import Final, NamedTuple
 from shipper.records import Batch, EncodedChunk, Span
 from shipper.wire import BODY_HEAD, BODY_TAIL
 
+# A chunk is kept in memory as long as one of its events waits: this many batches bound how many there are.
+_DEFERRED_BATCHES_MAX: Final = 64
 _ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 
@@ -24,6 +26,7 @@ class _Deferred(NamedTuple):
     consumer_id: int
     span: Span
     arrived_at: float
+    since_batch: int
 
 
 class Batcher:
@@ -76,7 +79,9 @@ class Batcher:
     @property
     def is_congested(self) -> bool:
         """Whether so many events wait for a later batch that no more should be added before some are sent."""
-        return len(self._deferred) >= self._max_events
+        return len(self._deferred) >= self._max_events or (
+            bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
+        )
 
     @property
     def due_at(self) -> float | None:
@@ -110,7 +115,7 @@ class Batcher:
         for line, event_id, consumer_id in zip(
             chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True
         ):
-            event = _Deferred(line, event_id, consumer_id, chunk.span, now)
+            event = _Deferred(line, event_id, consumer_id, chunk.span, now, self._batches)
             if not self._take_one(event):
                 self._deferred.append(event)
 

@@ -12,6 +12,7 @@ import math
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from random import Random
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -24,13 +25,17 @@ from anyio.to_thread import run_sync
 from shipper.batching import Batcher
 from shipper.codec import Codec, latest_timestamp
 from shipper.config import Settings, require_endpoint
-from shipper.delivery.endpoint import Endpoint, make_ssl_context
+from shipper.delivery.credentials import ClockSkew, Credentials
+from shipper.delivery.endpoint import Endpoint, make_ssl_context, post_form
 from shipper.delivery.gate import Gate
-from shipper.delivery.sender import DeliveryCounts, Sender
+from shipper.delivery.parting import sent_event
+from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.errors import DeliveryGaveUpError, StateUnwritableError
-from shipper.records import Batch, Checkpoint, Chunk, Stream, Totals
+from shipper.framing import CsvRows
+from shipper.records import Batch, Checkpoint, Chunk, Refusal, Rejection, Stream, Totals
 from shipper.state.acks import Acks
 from shipper.state.store import Store
+from shipper.wire import BODY_HEAD, BODY_TAIL
 
 log = structlog.get_logger("pipeline")
 
@@ -38,6 +43,7 @@ Outcome = Literal["finished", "drained", "aborted", "gave_up"]
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
+_BATCH_BUFFER: Final = 8
 _MAX_OPEN_SPANS: Final = 4096
 _SAVE_LIMIT_S: Final = 10.0
 _EXPIRY_INTERVAL_S: Final = 3600.0
@@ -125,7 +131,11 @@ class Pipeline:
         self._wall_time = wall_time
         self._rng = rng
         self._counts = DeliveryCounts()
-        self._gate = Gate()
+        self._gate = Gate(
+            settings.delivery,
+            give_up_after_s=settings.delivery.give_up_after_seconds if is_one_shot else None,
+            rng=rng,
+        )
         self._reading = anyio.CancelScope()
         self._drain = anyio.CancelScope()
         self._stopping = anyio.Event()
@@ -144,7 +154,7 @@ class Pipeline:
             on_duplicate=self._tell_duplicate,
         )
         self._batcher = Batcher(
-            max_events=settings.batch.max_events,
+            max_events=_events_per_batch(settings),
             max_bytes=settings.batch.max_bytes,
             linger_s=settings.batch.linger_seconds,
             unique_consumers=settings.batch.unique_consumers,
@@ -173,21 +183,7 @@ class Pipeline:
             StateError: The state store cannot be written; nothing is lost.
         """
         started_at = anyio.current_time()
-        endpoint = require_endpoint(self._settings, "intake")
-        ssl_context = make_ssl_context(endpoint)
-        senders = [
-            Sender(
-                Endpoint(endpoint, self._settings.delivery, section="intake", ssl_context=ssl_context),
-                self._gate,
-                self._settle,
-                self._counts,
-                self._settings.delivery,
-                give_up_after_s=self._settings.delivery.give_up_after_seconds if self._is_one_shot else None,
-                stopping=self._stopping,
-                rng=self._rng,
-            )
-            for _ in range(self._settings.delivery.senders)
-        ]
+        credentials, senders = self._make_senders()
         gave_up = ""
         await self._expire()
         try:
@@ -196,6 +192,7 @@ class Pipeline:
                     if signals is not None:
                         await side.start(self._stop_ladder, signals)
                     side.start_soon(self._save_every)
+                    side.start_soon(credentials.run)
                     async with anyio.create_task_group() as flow:
                         self._start_flow(flow, senders)
                     await self._until_saved()
@@ -224,6 +221,39 @@ class Pipeline:
             message=gave_up,
         )
 
+    def _make_senders(self) -> tuple[Credentials, list[Sender]]:
+        """
+        Raises:
+            ConfigError: A secret, certificate or key cannot be used.
+        """
+        endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
+        ssl_context = make_ssl_context(endpoint)
+        credentials = Credentials(
+            endpoint,
+            section="intake",
+            post_form=partial(
+                post_form, endpoint=endpoint, delivery=delivery, ssl_context=ssl_context, section="intake"
+            ),
+            wall_time=self._wall_time,
+            rng=self._rng,
+        )
+        shared = Shared(
+            gate=self._gate,
+            credentials=credentials,
+            settings=delivery,
+            settle=self._settle,
+            reject=self._reject,
+            counts=self._counts,
+            skew=ClockSkew(),
+            rng=self._rng,
+            wall_time=self._wall_time,
+            is_compressing=delivery.compression == "gzip",
+        )
+        return credentials, [
+            Sender(Endpoint(endpoint, delivery, section="intake", ssl_context=ssl_context), shared, index)
+            for index in range(delivery.senders)
+        ]
+
     def _outcome(self, gave_up: str) -> Outcome:
         if gave_up:
             return "gave_up"
@@ -233,7 +263,7 @@ class Pipeline:
 
     def _start_flow(self, flow: TaskGroup, senders: list[Sender]) -> None:
         chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
-        batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](len(senders))
+        batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(senders), _BATCH_BUFFER))
         flow.start_soon(self._read, chunks_tx)
         flow.start_soon(self._pack, chunks_rx, batches_tx)
         with batches_rx:  # the clones live in the senders
@@ -323,6 +353,37 @@ class Pipeline:
     def _settle(self, batch: Batch) -> None:
         self._acks.accept(batch)
         self._tell_progress()
+
+    def _reject(self, batch: Batch, refusal: Refusal) -> None:
+        """Make a dead letter of the one event of a batch, as the record came."""
+        (span, _), event = batch.parts[0], sent_event(batch)
+        assert span.chunk is not None
+        frame = self._codec.find(span, event.EventId)
+        data, origin = span.chunk.data, span.chunk.start_offset
+        framing = span.stream.framing
+        rejection = Rejection(
+            start_offset=origin + frame.start if frame else span.start_offset,
+            end_offset=origin + frame.end if frame else span.end_offset,
+            rule=refusal.rule,
+            message=refusal.message,
+            raw=data[frame.start : frame.end] if frame else batch.body[len(BODY_HEAD) : -len(BODY_TAIL)],
+            event_id=event.EventId,
+            consumer_id=str(event.ConsumerID),
+            status=refusal.status,
+            delivery="ambiguous" if refusal.is_ambiguous else "rejected",
+            attempts=refusal.attempts,
+            header=framing.header if isinstance(framing, CsvRows) else b"",
+        )
+        self._acks.reject(span, rejection)
+        self._tell_progress()
+        log.warning(
+            "record_rejected",
+            event_id=event.EventId,
+            path=span.stream.path,
+            offset=rejection.start_offset,
+            rule=refusal.rule,
+            status=refusal.status,
+        )
 
     def _tell_progress(self) -> None:
         self._progress.set()
@@ -417,8 +478,15 @@ class Pipeline:
                 log.info("drain_started", signal=number.name, timeout_seconds=limit_s)
                 self._stopping.set()
                 self._reading.cancel()
+                self._gate.hurry()
                 self._drain.deadline = anyio.current_time() + limit_s
                 self._tell_progress()  # who waits for room need not do so any longer
+
+
+def _events_per_batch(settings: Settings) -> int:
+    """A batch holds no more than the rate lets through in a second, so that a low rate is kept evenly."""
+    rate = settings.delivery.rate_limit_events_per_second
+    return min(settings.batch.max_events, max(1, int(rate))) if rate else settings.batch.max_events
 
 
 def _first_leaf(error: BaseException) -> BaseException:

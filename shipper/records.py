@@ -126,11 +126,31 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     header: bytes = b""
 
 
+class Refusal(Struct, frozen=True, kw_only=True):
+    """
+    Why the service does not take a record.
+
+    Attributes:
+        rule: One word, `rejected` or `too_large`.
+        message: The service's own words; they may quote the record.
+        status: HTTP status.
+        attempts: How often the record was sent.
+        is_ambiguous: An earlier attempt may have been accepted.
+    """
+
+    rule: str
+    message: str
+    status: int
+    attempts: int
+    is_ambiguous: bool = False
+
+
 class Span(Struct, eq=False, kw_only=True):
     """
     A stretch of one stream and what became of its records.
 
     Attributes:
+        chunk: Where its records stand as they came; None once no record is unsettled.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch (at most 64): the marker, should the checkpoint come to its end.
@@ -142,6 +162,7 @@ class Span(Struct, eq=False, kw_only=True):
     tail: bytes
     records: int
     unsettled: int
+    chunk: Chunk | None = None
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []

@@ -3,6 +3,7 @@ Secrets as the settings hold them: references that are resolved when they are us
 
     token = { env = "INTAKE_TOKEN" }                    an environment variable
     token = { file = "/run/secrets/intake-token" }      a file that only its owner can read
+    token = { command = ["print-token", "intake"] }     a program that prints it; no shell is involved
     token = "…"                                         the secret itself; works, with a warning
 
 Nothing in this module shows a secret: not in a `repr`, not in an error, not in a traceback's message.
@@ -12,8 +13,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import signal
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from subprocess import DEVNULL
 from typing import Annotated, Final
 
 import msgspec
@@ -22,6 +28,7 @@ from msgspec import Meta, Struct
 from shipper.errors import ConfigError
 
 MAX_SECRET_BYTES: Final = 65_536
+COMMAND_LIMIT_S: Final = 30.0
 MASK: Final = "***"
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -71,6 +78,8 @@ class SecretReference(Secret, Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.env is not None and not _VARIABLE.fullmatch(self.env):
             # Not shown: somebody who writes the secret itself in this place must not find it in a log.
             raise ValueError("env must be the name of an environment variable, not the secret")
+        if self.command is not None and not (self.command and self.command[0]):
+            raise ValueError('command is a program and its arguments, such as ["print-token", "intake"]')
         if self.allow_group_readable and self.file is None:
             raise ValueError("allow_group_readable belongs to file")
 
@@ -97,31 +106,93 @@ def decode_secret(raw: object) -> Secret:
         raise ValueError(str(exc).replace("$.", "")) from None
 
 
-def resolve_secret(secret: Secret, *, key: str, environ: Mapping[str, str] | None = None) -> str:
+def resolve_secret(
+    secret: Secret, *, key: str, is_for_header: bool = True, environ: Mapping[str, str] | None = None
+) -> str:
     """
     Fetch a secret from where it is kept, now.
 
     Args:
-        secret: The setting.
+        secret: The setting; the form `command` is for `fetch_secret`.
         key: The setting's dotted name, for errors.
+        is_for_header: It is to be sent in a header, whose characters are those of Latin-1.
         environ: Environment variables; those of the process by default.
     Returns:
-        The secret, without trailing line ends; fit for a header: Latin-1, no control characters, not empty.
+        The secret, without trailing line ends; no control characters, no blanks around it, not empty.
     Raises:
         ConfigError: The variable or file is missing, the file is open to others, or the value is unfit.
     """
     if isinstance(secret, LiteralSecret):
-        return _fit_for_a_header(secret.reveal(), "the literal", key)
+        return _checked(secret.reveal(), "the literal", key, is_for_header)
     assert isinstance(secret, SecretReference)
     if secret.env is not None:
         value = (os.environ if environ is None else environ).get(secret.env)
         if value is None:
             raise ConfigError(f"environment variable {secret.env} is not set", key=key)
-        return _fit_for_a_header(value, f"environment variable {secret.env}", key)
+        return _checked(value, f"environment variable {secret.env}", key, is_for_header)
     if secret.file is not None:
         value = _read_private(secret.file, secret.allow_group_readable, key)
-        return _fit_for_a_header(value, secret.file, key)
-    raise ConfigError("command is not available yet; use env or file", key=key)
+        return _checked(value, secret.file, key, is_for_header)
+    raise ConfigError("command is not available here; use env or file", key=key)
+
+
+def check_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> None:
+    """Raise the `ConfigError` that fetching would raise, as far as it can be told without running a command."""
+    if not isinstance(secret, SecretReference) or secret.command is None:
+        resolve_secret(secret, key=key, is_for_header=is_for_header)
+    elif shutil.which(secret.command[0]) is None:
+        raise ConfigError(f"there is no program {secret.command[0]!r} that can be run", key=key)
+
+
+async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> str:
+    """
+    Fetch a secret of any form without holding up the event loop; otherwise as `resolve_secret`.
+
+    Raises:
+        ConfigError: A command is missing, fails, takes longer than 30 s, or prints no secret. What it printed, and its
+            arguments, are not shown.
+    """
+    import anyio.to_thread  # whoever awaits has it already; commands that do not await start sooner without
+
+    if not isinstance(secret, SecretReference) or secret.env is not None:
+        return resolve_secret(secret, key=key, is_for_header=is_for_header)
+    if secret.command is None:
+        return await anyio.to_thread.run_sync(partial(resolve_secret, secret, key=key, is_for_header=is_for_header))
+    program = secret.command[0]
+    try:
+        with anyio.fail_after(COMMAND_LIMIT_S):
+            output, exit_code = await _run(secret.command, key)
+    except TimeoutError:
+        raise ConfigError(f"{program} did not end within {COMMAND_LIMIT_S:g} s", key=key) from None
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the arguments
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
+        raise ConfigError(f"cannot run {program!r}: {reason}", key=key) from None
+    if exit_code != 0:
+        raise ConfigError(f"{program} failed with exit code {exit_code}; run it by hand to see why", key=key)
+    origin = f"the output of {program}"
+    return _checked(_text(output, origin, key), origin, key, is_for_header)
+
+
+async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
+    """Run a program to its end; returns what it printed, and its exit code."""
+    import anyio
+
+    # A session of its own, so that what it started can be ended with it; its complaints may hold secrets, too.
+    process = await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    assert process.stdout is not None
+    output = b""
+    async with process:
+        try:
+            async for part in process.stdout:
+                output += part
+                if len(output) > MAX_SECRET_BYTES:
+                    raise ConfigError(f"{command[0]} printed more than {MAX_SECRET_BYTES} bytes: not a secret", key=key)
+            return output, await process.wait()
+        except BaseException:
+            if process.returncode is None:  # otherwise its id may be another's by now
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            raise
 
 
 def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
@@ -143,10 +214,14 @@ def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
         raise ConfigError(f"cannot read {path!r}: {reason}", key=key) from exc
     if len(raw) > MAX_SECRET_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_SECRET_BYTES} bytes: not a secret", key=key)
+    return _text(raw, path, key)
+
+
+def _text(raw: bytes, origin: str, key: str) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not UTF-8 text", key=key) from None  # the cause holds the bytes
+        raise ConfigError(f"{origin} is not UTF-8 text", key=key) from None  # the cause holds the bytes
 
 
 def _check_mode(path: str, mode: int, allow_group_readable: bool, key: str) -> None:
@@ -160,7 +235,7 @@ def _check_mode(path: str, mode: int, allow_group_readable: bool, key: str) -> N
         )
 
 
-def _fit_for_a_header(value: str, origin: str, key: str) -> str:
+def _checked(value: str, origin: str, key: str, is_for_header: bool) -> str:
     value = value.rstrip("\r\n")
     if not value:
         raise ConfigError(f"{origin} is empty", key=key)
@@ -169,6 +244,6 @@ def _fit_for_a_header(value: str, origin: str, key: str) -> str:
         raise ConfigError(f"the secret from {origin} holds a control character or line break", key=key)
     if value != value.strip():
         raise ConfigError(f"the secret from {origin} begins or ends with a blank", key=key)
-    if not all(ord(character) < 256 for character in value):
+    if is_for_header and not all(ord(character) < 256 for character in value):
         raise ConfigError(f"the secret from {origin} holds a character outside Latin-1", key=key)
     return value

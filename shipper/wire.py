@@ -7,7 +7,7 @@ The types carry every rule that can be checked while decoding; what needs more t
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Context, Decimal
 from itertools import product
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -37,7 +37,11 @@ else:
     Letters2OrEmpty = Literal[("", *_PAIRS)]
     Letters3 = Literal[tuple(map("".join, product(ascii_uppercase, repeat=3)))]
 
+# A figure has up to 30 digits before the point and 30 behind it; the default context would round the sum of two.
+_EXACT: Final = Context(prec=64)
+
 Identifier = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+ReportedId = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
 
 
@@ -66,71 +70,75 @@ class ActivityBatch(Struct, frozen=True):
     events: list[ActivityEvent]
 
 
-class AmountPair(Struct, frozen=True):
-    """A figure and its adjustment; what their signs mean is not documented, so they stay apart."""
+class AmountPair(Struct, frozen=True, omit_defaults=True):
+    """
+    A figure and its adjustment; what their signs mean is not documented, so they stay apart.
 
-    result: Decimal
-    adjustment: Decimal
+    Here and below, what may be missing in a report is None: a figure, a name. Written again it stays missing.
+    """
+
+    result: Decimal | None = None
+    adjustment: Decimal | None = None
 
     @property
-    def total(self) -> Decimal:
-        """`result + adjustment`: a convenience for display, not a statement of the service."""
-        return self.result + self.adjustment
+    def total(self) -> Decimal | None:
+        """`result + adjustment`, exact; a convenience for display, not a statement of the service."""
+        return None if self.result is None or self.adjustment is None else _EXACT.add(self.result, self.adjustment)
 
 
-class Conversions(Struct, frozen=True, rename="camel"):
+class Conversions(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Clicks and what became of them."""
 
-    clicks: Decimal
-    qualified_conversions: AmountPair
-    registrations: AmountPair
+    clicks: Decimal | None = None
+    qualified_conversions: AmountPair | None = None
+    registrations: AmountPair | None = None
 
 
-class DepositFigures(Struct, frozen=True):
+class DepositFigures(Struct, frozen=True, omit_defaults=True):
     """Distinct customers and the money they deposited."""
 
-    customers: AmountPair
-    amount: AmountPair
+    customers: AmountPair | None = None
+    amount: AmountPair | None = None
 
 
-class Deposits(Struct, frozen=True, rename="camel"):
+class Deposits(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Deposits of customers that deposited for the first time, and of the others."""
 
-    new_depositing_customers: DepositFigures
-    returning_depositing_customers: DepositFigures
+    new_depositing_customers: DepositFigures | None = None
+    returning_depositing_customers: DepositFigures | None = None
 
 
-class MarketingSource(Struct, frozen=True, rename="camel"):
+class MarketingSource(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The figures of one marketing source under one brand."""
 
-    id: int
-    name: str
-    reporting_currency: str
-    exchange_rate: Decimal
-    active_customers: AmountPair
-    conversions: Conversions
-    deposits: Deposits
-    net_revenue: AmountPair
-    rev_share: AmountPair
-    cpa_revenue: AmountPair
-    fees: AmountPair
-    outgoing_balance: Decimal
+    id: ReportedId
+    name: str | None = None
+    reporting_currency: str | None = None
+    exchange_rate: Decimal | None = None
+    active_customers: AmountPair | None = None
+    conversions: Conversions | None = None
+    deposits: Deposits | None = None
+    net_revenue: AmountPair | None = None
+    rev_share: AmountPair | None = None
+    cpa_revenue: AmountPair | None = None
+    fees: AmountPair | None = None
+    outgoing_balance: Decimal | None = None
 
 
-class Brand(Struct, frozen=True, rename="camel"):
+class Brand(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One brand and its marketing sources."""
 
-    id: int
-    name: str
+    id: ReportedId
+    name: str | None = None
     marketing_sources: list[MarketingSource]
 
 
-class ReportSource(Struct, frozen=True, rename="camel"):
+class ReportSource(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Whose report it is. The service misspells the account id's field; the attribute is spelled right."""
 
-    affiliate_account_id: int = msgspec.field(name="affilaiteAccountId")
-    affiliate_account_name: str = ""
-    operator_name: str = ""
+    affiliate_account_id: ReportedId = msgspec.field(name="affilaiteAccountId")
+    affiliate_account_name: str | None = None
+    operator_name: str | None = None
 
 
 class ReportingPeriod(Struct, frozen=True):
@@ -140,7 +148,7 @@ class ReportingPeriod(Struct, frozen=True):
     end: str
 
 
-class DailyReport(Struct, frozen=True, rename="camel"):
+class DailyReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """
     The affiliate daily report.
 
@@ -154,8 +162,8 @@ class DailyReport(Struct, frozen=True, rename="camel"):
     reporting_time: str
     reporting_period: ReportingPeriod
     reporting_currency: str
-    opening_balance: Decimal
-    outgoing_balance: Decimal
+    opening_balance: Decimal | None = None
+    outgoing_balance: Decimal | None = None
     brands: list[Brand]
 
 
@@ -167,6 +175,6 @@ def encode_report(report: DailyReport) -> bytes:
     Write a report as JSON with numbers where the service has numbers.
 
     Returns:
-        UTF-8 JSON; every `Decimal` keeps its scale (`1234.5000`).
+        UTF-8 JSON; every `Decimal` keeps its scale (`1234.5000`), and what is None is left out.
     """
     return _REPORT_ENCODER.encode(report)

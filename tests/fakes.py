@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from shipper.config import RecordsSettings
+from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
 
@@ -36,7 +37,17 @@ class ScriptedEndpoint:
         self.bodies: list[bytes] = []
         self.is_closed = False
 
-    async def request(self, method: str, path: str, body: bytes = b"", *, max_answer_bytes: int) -> Answer:
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        authorization: Authorization,
+        traceparent: str = "",
+        encoding: str = "",
+        max_answer_bytes: int,
+    ) -> Answer:
         assert (method, path) == ("POST", "/dim/v1/player/activities")
         self.bodies.append(body)
         await anyio.lowlevel.checkpoint()
@@ -50,3 +61,35 @@ class ScriptedEndpoint:
 
     async def aclose(self) -> None:
         self.is_closed = True
+
+
+class FixedCredentials:
+    """
+    Gives out numbered tokens and keys; each refusal leads to the next one.
+
+    Attributes:
+        other_keys: How many there are after the first one.
+    """
+
+    def __init__(self, *, other_keys: int = 0) -> None:
+        self.other_keys = other_keys
+        self.tokens = 1
+        self.keys = 1
+
+    async def run(self) -> None:
+        await anyio.sleep_forever()
+
+    async def authorize(self) -> Authorization:
+        return Authorization(token=f"token-{self.tokens}", subscription_key=f"key-{self.keys}")
+
+    def refuse_token(self, refused: Authorization) -> None:
+        self.tokens += refused.token == f"token-{self.tokens}"
+
+    def refuse_key(self, refused: Authorization) -> bool:
+        if refused.subscription_key != f"key-{self.keys}":
+            return True
+        self.keys += self.keys <= self.other_keys
+        return refused.subscription_key != f"key-{self.keys}"
+
+    def note_accepted(self) -> None:
+        pass

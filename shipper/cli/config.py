@@ -8,7 +8,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,7 +74,8 @@ def commented_settings() -> str:
     """Make the file of `config init`: `# ` begins a sentence, `#` alone a key that can be switched on."""
     lines = [_HEAD]
     for section, keys in _by_section():
-        mark = "#" if section == "report" else ""  # its base_url has no default, so it is all or nothing
+        # What has keys without defaults is all or nothing: of these, only the intake is needed.
+        mark = "#" if section == "report" or section.endswith(".oauth2") else ""
         lines += [f"# {_about(section)}", f"{mark}[{section}]"]
         for leaf in keys:
             mark = "" if leaf.key in _FIRST_STEPS else "#"
@@ -136,8 +136,10 @@ def _toml_key(name: str) -> str:
 def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
     """Yield the sections and those of their keys that can be written in this version."""
     usable = (leaf for leaf in leaves(Settings) if () not in (NOT_YET.get(leaf.key), NOT_YET.get(_above(leaf.key))))
-    for section, keys in groupby(usable, key=lambda leaf: _above(leaf.key)):
-        yield section, list(keys)
+    sections: dict[str, list[Leaf]] = {}
+    for leaf in usable:
+        sections.setdefault(_above(leaf.key), []).append(leaf)
+    yield from sections.items()
 
 
 def _above(key: str) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from datetime import date, datetime
+from functools import partial
+from random import Random
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -43,10 +46,10 @@ def report(
         raise typer.BadParameter(f"{form!r} is not a form of report; there are: table, json")
     settings = prepare(config, overrides, log_level, log_format, needs="report")
 
-    from shipper.report.client import read_report
+    from shipper.report.document import read_report
 
     body = run_async(lambda: fetch_report(settings, account, start.date(), end.date()))
-    document = read_report(body, account_id=account)
+    document = read_report(body, account_id=account).report
     if form == "json":
         sys.stdout.buffer.write(body)
         sys.stdout.buffer.flush()
@@ -67,7 +70,8 @@ async def fetch_report(settings: Settings, account: int, start: date, end: date)
     """
     from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-    from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
+    from shipper.delivery.credentials import Credentials, NoTokenError
+    from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
     from shipper.delivery.verdicts import Action, judge
     from shipper.report.client import report_path
 
@@ -76,18 +80,29 @@ async def fetch_report(settings: Settings, account: int, start: date, end: date)
 
     path = report_path(account, start, end)
     endpoint_settings = require_endpoint(settings, "report")
-    endpoint = Endpoint(
-        endpoint_settings, settings.delivery, section="report", ssl_context=make_ssl_context(endpoint_settings)
+    ssl_context = make_ssl_context(endpoint_settings)
+    endpoint = Endpoint(endpoint_settings, settings.delivery, section="report", ssl_context=ssl_context)
+    credentials = Credentials(
+        endpoint_settings,
+        section="report",
+        post_form=partial(
+            post_form, endpoint=endpoint_settings, delivery=settings.delivery, ssl_context=ssl_context, section="report"
+        ),
+        wall_time=time.time,
+        rng=Random(),
     )
 
     async def attempt() -> Answer:
         try:
-            answer = await endpoint.request("GET", path, max_answer_bytes=_MAX_REPORT_BYTES)
-        except NoAnswerError as error:
+            authorization = await credentials.authorize()
+            answer = await endpoint.request(
+                "GET", path, authorization=authorization, max_answer_bytes=_MAX_REPORT_BYTES
+            )
+        except (NoAnswerError, NoTokenError) as error:
             raise _RetryError(str(error)) from error
         if answer.status != 200:
             verdict = judge(answer, section="report")
-            kind = _RetryError if verdict.action is Action.RETRY else ReportError
+            kind = _RetryError if verdict.action in {Action.RETRY, Action.THROTTLE} else ReportError
             raise kind(f"account {account}: {verdict.message}")
         return answer
 

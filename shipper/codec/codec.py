@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -23,11 +24,12 @@ from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.config import RecordsSettings
-from shipper.framing import LINES, CsvRows, Framing
+from shipper.framing import LINES, CsvRows, Frame, Framing
 from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
 
 MARKER_BYTES: Final = 64
-_BLANKS: Final = b" \t\r\n\0"
+_HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
+_BLANKS: Final = b" \t\r\n" + _HOLE
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 
 
@@ -125,6 +127,28 @@ class Codec:
             lines = self._rewriter.rewrite([raw.replace(b"\n", b" ")], changes)
         return document_in(lines[0]) if lines else {}
 
+    def find(self, span: Span, event_id: str) -> Frame | None:
+        """
+        Find a record of a span that is not settled yet, by the EventId with which it was sent.
+
+        Returns:
+            Where it stands in the data of the span's chunk.
+        """
+        chunk = span.chunk
+        assert chunk is not None
+        data, framing = chunk.data, chunk.stream.framing
+        start, end = (offset - chunk.start_offset for offset in (span.start_offset, span.end_offset))
+        settled = {rejection.start_offset - chunk.start_offset for rejection in span.rejections}
+        frames = map(partial(_without_nuls, data), framing.frames(data[:end], _first_record(chunk, start)))
+        candidates = [frame for frame in frames if frame.start not in settled]
+        # Most ids stand in their record as they were sent; the others are made of other fields, or were put right.
+        wanted = event_id.encode()
+        candidates.sort(key=lambda frame: data.find(wanted, frame.start, frame.end) < 0)
+        for frame in candidates:
+            if self.document_of(data[frame.start : frame.end], framing).get("EventId") == event_id:
+                return frame
+        return None
+
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
@@ -142,6 +166,7 @@ class Codec:
             unsettled=events,
             duplicates=piece.records - events - len(piece.rejections),
             rejections=piece.rejections,
+            chunk=chunk if events else None,
         )
         return EncodedChunk(
             span=span,
@@ -154,8 +179,7 @@ class Codec:
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
         """Judge the next lines, all at once if they are good; None if not one of them fits."""
         data = chunk.data
-        if chunk.start_offset + start == 0 and data.startswith(BOM_UTF8):
-            start = len(BOM_UTF8)
+        start = _first_record(chunk, start)
         if blank := _BLANK_LINES.match(data, start):
             start = blank.end()  # there may be millions
         end, count, array = self._cut(data, start, room_events, room_bytes)
@@ -177,8 +201,7 @@ class Codec:
     def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
         """Judge the next records of an input in which a record is not a line."""
         data, framing = chunk.data, chunk.stream.framing
-        if isinstance(framing, CsvRows) and chunk.start_offset + start == 0:
-            start = len(framing.header)
+        start = _first_record(chunk, start)
         raws: list[bytes] = []
         starts: list[int] = []
         end = start
@@ -214,8 +237,7 @@ class Codec:
     def _without_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
         """Leave out what is no record, and what is too long for one."""
         if {raw[:1] for raw in raws} != {b"{"}:
-            # A hole in a sparse file reads as NULs in front of the first line behind it.
-            bare = [raw.lstrip(b"\0") for raw in raws]
+            bare = [raw.lstrip(_HOLE) for raw in raws]
             offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, bare, strict=True)]
             kept = [index for index, line in enumerate(bare) if line.strip(_BLANKS)]
             raws, offsets = [bare[index] for index in kept], [offsets[index] for index in kept]
@@ -336,6 +358,21 @@ class Codec:
             rejections=[rejection],
         )
         return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], has_distinct_event_ids=True)
+
+
+def _first_record(chunk: Chunk, start: int) -> int:
+    """Tell where the records begin from `start` on: behind the byte-order mark or the header of an input."""
+    if chunk.start_offset + start:
+        return start
+    framing = chunk.stream.framing
+    if isinstance(framing, CsvRows):
+        return len(framing.header)
+    return len(BOM_UTF8) if chunk.data.startswith(BOM_UTF8) else 0
+
+
+def _without_nuls(data: bytes, frame: Frame) -> Frame:
+    raw = data[frame.start : frame.end]
+    return frame._replace(start=frame.end - len(raw.lstrip(_HOLE)))
 
 
 def _line_offsets(lines: list[bytes], first: int) -> list[int]:

@@ -7,53 +7,36 @@ redirects, no cookies, no proxies from the environment, no headers beside the do
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlencode
 
 import anyio
 import httpx
 
 from shipper import __version__
 from shipper.config import DeliverySettings, EndpointSettings
+from shipper.delivery.no_answer import NoAnswerError, Way, no_answer
+from shipper.delivery.progress import Progress
+from shipper.delivery.tls import is_https, make_ssl_context, tls_context
 from shipper.delivery.verdicts import Answer
 from shipper.errors import ConfigError
 from shipper.secrets import resolve_secret
 
+if TYPE_CHECKING:
+    from shipper.delivery.credentials import Authorization
+
+__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "post_form"]
+
 # Below the four minutes after which a gateway's load balancer silently forgets an idle connection.
-_KEEPALIVE_S: Final = 60.0
-
-
-class NoAnswerError(Exception):
-    """
-    There was no answer, or not the whole of it; what became of the request is unknown.
-
-    Attributes:
-        cause: One word, such as `connect_error` or `read_timeout`.
-        is_tls: The certificate was not accepted: a fault of the set-up, not of the moment.
-    """
-
-    def __init__(self, cause: str, message: str, *, is_tls: bool = False) -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.is_tls = is_tls
-
-
-def make_ssl_context(endpoint: EndpointSettings) -> ssl.SSLContext | None:
-    """
-    Make the context that all connections to an endpoint share; making one costs more than a request.
-
-    Returns:
-        None for a plain http address.
-    Raises:
-        ConfigError: The CA bundle cannot be read.
-    """
-    if not endpoint.base_url.startswith("https:"):
-        return None
-    try:
-        return ssl.create_default_context(cafile=endpoint.ca_bundle)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{endpoint.ca_bundle} cannot be used: {error}", key="ca_bundle") from error
+_IDLE_S: Final = 60.0
+_FORM_LIMIT_S: Final = 30.0
+_FORM_ANSWER_BYTES: Final = 65_536
+_AGENT: Final = (b"User-Agent", f"shipper/{__version__}".encode())
+_REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class Endpoint:
@@ -62,7 +45,10 @@ class Endpoint:
 
     Args:
         section: The settings' section, `intake` or `report`, for errors.
+        ssl_context: From `make_ssl_context`.
         now: Seconds on a clock that does not jump.
+    Raises:
+        ConfigError: The address is none, or the proxy's password cannot be had.
     """
 
     def __init__(
@@ -74,101 +60,232 @@ class Endpoint:
         ssl_context: ssl.SSLContext | None,
         now: Callable[[], float] = anyio.current_time,
     ) -> None:
-        assert endpoint.token is not None, "require_endpoint was not asked"
-        assert endpoint.subscription_key is not None, "require_endpoint was not asked"
+        self._line = _Line(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
         self._base_url = endpoint.base_url
+        self._host = _url(endpoint.base_url, key=f"{section}.base_url").netloc
         self._urls: dict[str, httpx.URL] = {}
-        self._headers = httpx.Headers(
-            [
-                (b"Content-Type", b"application/json"),
-                (b"Cache-Control", b"no-cache"),
-                (
-                    b"Authorization",
-                    b"Bearer " + resolve_secret(endpoint.token, key=f"{section}.token").encode("latin-1"),
-                ),
-                (
-                    b"Ocp-Apim-Subscription-Key",
-                    resolve_secret(endpoint.subscription_key, key=f"{section}.subscription_key").encode("latin-1"),
-                ),
-                (b"User-Agent", f"shipper/{__version__}".encode()),
-            ]
-        )
-        self._timeouts = {
-            "connect": delivery.connect_timeout_seconds,
-            "read": delivery.read_timeout_seconds,
-            "write": delivery.read_timeout_seconds,
-            "pool": delivery.connect_timeout_seconds,
-        }
-        self._limit_s = delivery.connect_timeout_seconds + 2 * delivery.read_timeout_seconds
+        self._authorization: Authorization | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
         self._max_age_s = delivery.connection_max_age_seconds
-        self._ssl_context = ssl_context
         self._now = now
-        self._transport: httpx.AsyncHTTPTransport | None = None
-        self._opened_at = 0.0
+        self._opened_at = self._used_at = 0.0
 
     def __repr__(self) -> str:
         return f"<Endpoint {self._base_url}>"
 
-    async def request(self, method: str, path: str, body: bytes = b"", *, max_answer_bytes: int) -> Answer:
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        authorization: Authorization,
+        traceparent: str = "",
+        encoding: str = "",
+        max_answer_bytes: int,
+    ) -> Answer:
         """
         Send a request and read the answer.
 
         Args:
+            authorization: Token and key, fit for headers.
+            traceparent: The header, if it is not empty.
+            encoding: Of the body, if it has one: the header Content-Encoding.
             max_answer_bytes: The body is read up to here; a longer one costs the connection.
         Raises:
             NoAnswerError: Anything between the name lookup and the last byte of the answer went wrong.
         """
-        transport = await self._renewed_transport()
+        if authorization != self._authorization:
+            self._headers = self._headers_with(authorization)
+            self._authorization = authorization
+        headers = self._headers.copy()
+        if body or method == "POST":
+            headers.append((b"Content-Length", b"%d" % len(body)))
+        if traceparent:
+            headers.append((b"traceparent", traceparent.encode("ascii")))
+        if encoding:
+            headers.append((b"Content-Encoding", encoding.encode("ascii")))
         url = self._urls.get(path)
         if url is None:
             url = self._urls[path] = httpx.URL(self._base_url + path)
-        request = httpx.Request(
-            method,
-            url,
-            headers=self._headers,
-            content=body or None,
-            extensions={"timeout": self._timeouts},
-        )
+        await self._renew()
         try:
-            # The transport's timeouts are for each read: an answer that trickles would pass them for ever.
-            with anyio.fail_after(self._limit_s):
-                response = await transport.handle_async_request(request)
-            try:
-                with anyio.fail_after(self._timeouts["read"]):
-                    answer_body = await _read_up_to(response, max_answer_bytes)
-            finally:
-                await response.aclose()
-        except TimeoutError as error:
-            await self.aclose()
-            message = f"no whole answer from {self._base_url} within {self._timeouts['read']:g} s"
-            raise NoAnswerError("read_timeout", message) from error
-        except httpx.TransportError as error:
-            raise NoAnswerError(_snake(error), _words(error, self._base_url), is_tls=_is_tls(error)) from error
-        return Answer(
-            status=response.status_code,
-            content_type=response.headers.get("content-type", "").partition(";")[0].strip().lower(),
-            retry_after=response.headers.get("retry-after", ""),
-            body=answer_body,
-        )
+            return await self._line.exchange(method, url, headers, body, max_answer_bytes=max_answer_bytes)
+        finally:
+            self._used_at = self._now()
 
-    async def _renewed_transport(self) -> httpx.AsyncHTTPTransport:
-        """Give the transport; a new one from time to time, so that the service's address is looked up again."""
-        if self._transport is not None and self._now() - self._opened_at < self._max_age_s:
-            return self._transport
-        await self.aclose()
-        self._transport = httpx.AsyncHTTPTransport(
-            verify=self._ssl_context or False,  # False only where there is no TLS: a plain address
-            trust_env=False,
-            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=_KEEPALIVE_S),
-        )
-        self._opened_at = self._now()
-        return self._transport
+    def _headers_with(self, authorization: Authorization) -> list[tuple[bytes, bytes]]:
+        return [
+            (b"Host", self._host),
+            (b"Content-Type", b"application/json"),
+            (b"Cache-Control", b"no-cache"),
+            (b"Authorization", b"Bearer " + authorization.token.encode("latin-1")),
+            (b"Ocp-Apim-Subscription-Key", authorization.subscription_key.encode("latin-1")),
+            _AGENT,
+        ]
+
+    async def _renew(self) -> None:
+        """Close the connection from time to time, so that the service's address is looked up again."""
+        now = self._now()
+        if now - self._opened_at >= self._max_age_s or now - self._used_at >= _IDLE_S:
+            await self._line.aclose()
+        if not self._line.is_open:
+            self._opened_at = now
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens one again."""
-        if self._transport is not None:
-            transport, self._transport = self._transport, None
-            await transport.aclose()
+        await self._line.aclose()
+
+
+async def post_form(
+    url: str,
+    fields: Mapping[str, str],
+    *,
+    endpoint: EndpointSettings,
+    delivery: DeliverySettings,
+    ssl_context: ssl.SSLContext | None,
+    section: str = "intake",
+) -> Answer:
+    """
+    Post a form, such as to a token endpoint, over a connection of its own.
+
+    Args:
+        url: Its scheme may be another one than the endpoint's.
+        endpoint: The proxy, the authorities and the client's certificate; not the address.
+        ssl_context: From `make_ssl_context`.
+    Returns:
+        An answer with up to 64 KiB of the body.
+    Raises:
+        NoAnswerError: As for a request; after 30 s at most.
+        ConfigError: The address is none, or a password, certificate or key cannot be used.
+    """
+    target = _url(url, key=f"{section}.oauth2.token_url")
+    body = urlencode(fields).encode()
+    headers = [
+        (b"Host", target.netloc),
+        (b"Content-Type", b"application/x-www-form-urlencoded"),
+        (b"Accept", b"application/json"),
+        (b"Content-Length", b"%d" % len(body)),
+        _AGENT,
+    ]
+    line = _Line(url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_FORM_LIMIT_S)
+    try:
+        return await line.exchange("POST", target, headers, body, max_answer_bytes=_FORM_ANSWER_BYTES)
+    finally:
+        await line.aclose()
+
+
+def compressed(body: bytes) -> bytes:
+    """Compress a body with gzip, as fast as possible; the same body always gives the same bytes."""
+    from isal import igzip  # needed by few
+
+    return igzip.compress(body, 1, mtime=0)
+
+
+class _Line:
+    """
+    At most one connection, opened when it is needed, and what happens on it.
+
+    Args:
+        address: Where it leads, for errors.
+        limit_s: For each wait and for an exchange as a whole, beside the timeouts of the settings.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        endpoint: EndpointSettings,
+        delivery: DeliverySettings,
+        *,
+        section: str,
+        ssl_context: ssl.SSLContext | None,
+        limit_s: float = float("inf"),
+    ) -> None:
+        if ssl_context is None and (is_https(address) or is_https(endpoint.proxy)):
+            ssl_context = tls_context(endpoint)
+        connect_s = min(delivery.connect_timeout_seconds, limit_s)
+        read_s = min(delivery.read_timeout_seconds, limit_s)
+        self._way = Way(address, endpoint.proxy or "", section, connect_s, read_s)
+        # The transport's timeouts are for each read: an answer that trickles would pass them for ever.
+        self._limit_s = min(connect_s + 3 * read_s, limit_s)  # to connect, send, get head and body
+        self._ssl_context = ssl_context
+        self._proxy = _proxy(endpoint, section, ssl_context)
+        self._progress = Progress(has_proxy=self._proxy is not None)
+        timeouts = {"connect": connect_s, "read": read_s, "write": read_s, "pool": connect_s}
+        self._extensions = {"timeout": timeouts, "trace": self._progress.note}
+        self._transport: httpx.AsyncHTTPTransport | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
+
+    async def exchange(
+        self, method: str, url: httpx.URL, headers: list[tuple[bytes, bytes]], body: bytes, *, max_answer_bytes: int
+    ) -> Answer:
+        """
+        Send a request and read the answer; a failure closes the connection.
+
+        Raises:
+            NoAnswerError: There was none.
+        """
+        self._progress.begin()
+        if self._transport is None:
+            self._transport = self._new_transport()
+        request = httpx.Request(
+            method, url, headers=headers, stream=httpx.ByteStream(body), extensions=self._extensions
+        )
+        try:
+            with anyio.fail_after(self._limit_s):
+                response = await self._transport.handle_async_request(request)
+                answer_body = await _read_up_to(response, max_answer_bytes)
+                await response.aclose()
+            if response.status_code == 407 and self._proxy is not None:
+                raise httpx.ProxyError("407")
+        except BaseException as error:
+            await self.aclose()
+            if not isinstance(error, httpx.TransportError | OSError | UnicodeError):
+                raise
+            # What is no HTTP is quoted by the library, be it a header of ours.
+            raise no_answer(_kind(error), error, self._way, self._progress) from (
+                None if isinstance(error, httpx.ProtocolError) else error
+            )
+        self._progress.end(response.extensions.get("network_stream"))
+        return _answer(response, answer_body)
+
+    def _new_transport(self) -> httpx.AsyncHTTPTransport:
+        return httpx.AsyncHTTPTransport(
+            verify=self._ssl_context or False,  # False only where there is no TLS: a plain address
+            trust_env=False,
+            limits=httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None),
+            proxy=self._proxy,
+        )
+
+    async def aclose(self) -> None:
+        """Close the connection, in whatever state it is; the next exchange opens one again."""
+        transport, self._transport = self._transport, None
+        stream, self._progress.socket = self._progress.socket, None
+        with anyio.move_on_after(1, shield=True):
+            if transport is not None:
+                await transport.aclose()
+            if stream is not None:  # one that was not connected to its end is not known to the transport
+                await stream.aclose()
+
+
+def _proxy(endpoint: EndpointSettings, section: str, ssl_context: ssl.SSLContext | None) -> httpx.Proxy | None:
+    if endpoint.proxy is None:
+        return None
+    auth = None
+    if endpoint.proxy_password is not None:
+        auth = (endpoint.proxy_username, resolve_secret(endpoint.proxy_password, key=f"{section}.proxy_password"))
+    url = _url(endpoint.proxy, key=f"{section}.proxy")
+    return httpx.Proxy(url, auth=auth, ssl_context=ssl_context if url.scheme == "https" else None)
+
+
+def _url(address: str, *, key: str) -> httpx.URL:
+    try:
+        return httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"{address!r} is no address: {error}", key=key) from None
 
 
 async def _read_up_to(response: httpx.Response, max_bytes: int) -> bytes:
@@ -183,24 +300,24 @@ async def _read_up_to(response: httpx.Response, max_bytes: int) -> bytes:
     return b"".join(parts)[:max_bytes]
 
 
-def _snake(error: Exception) -> str:
-    """`ConnectTimeout` -> `connect_timeout`: the causes are the library's class names, in the metrics' spelling."""
+def _answer(response: httpx.Response, body: bytes) -> Answer:
+    headers = {name.lower(): value.decode("latin-1") for name, value in response.headers.raw}
+    request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), "")
+    return Answer(
+        status=response.status_code,
+        content_type=headers.get(b"content-type", "").partition(";")[0].strip().lower(),
+        retry_after=headers.get(b"retry-after", ""),
+        body=body,
+        date=headers.get(b"date", ""),
+        request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
+    )
+
+
+def _kind(error: Exception) -> str:
+    """`ConnectTimeout` -> `connect_timeout`: the library's class names, in the metrics' spelling."""
+    if isinstance(error, TimeoutError):
+        return "timeout"
+    if not isinstance(error, httpx.TransportError):
+        return "read_error"
     name = type(error).__name__
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
-
-
-def _words(error: Exception, base_url: str) -> str:
-    reason = str(error) or type(error).__name__
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"cannot connect to {base_url}: {reason}"
-    return f"no answer from {base_url}: {reason}"
-
-
-def _is_tls(error: BaseException) -> bool:
-    """Tell whether a certificate was refused; the reason may stand in the chain or only in the text."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return "CERTIFICATE_VERIFY_FAILED" in str(error)

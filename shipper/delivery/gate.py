@@ -1,62 +1,283 @@
-"""The gate between the senders and the service: a pause holds all of them, and one of them probes."""
+"""
+The gate between the senders and the service: every request asks it first.
+
+While the service takes batches, the gate lets as many requests through as the concurrency limit says, at the rate that
+was set. A service that asks for a wait, is away, or refuses what is no fault of the records shuts it for all senders.
+Then one of them at a time may probe with its batch, first come, first served, so that one bad batch cannot keep the
+gate shut; the first acceptance opens it, and the requests in flight grow again from two.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from random import Random
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
 
+from shipper.config import DeliverySettings
+from shipper.delivery.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
+from shipper.delivery.verdicts import Action, Verdict
+from shipper.delivery.waits import full_jitter_s
+from shipper.errors import DeliveryGaveUpError
+
 log = structlog.get_logger("delivery")
+
+_OUTAGE_FAILURES: Final = 5  # in a row, of all senders: fewer are an accident
+# A service that is away is asked every few seconds, as that harms nobody and its return is seen soon. What a person
+# has to put right is asked for less and less often.
+_OUTAGE_PROBE_MAX_S: Final = 5.0
+_LIMITS: Final = {"throttled", "quota"}
+_PASSING: Final = {"unavailable", *_LIMITS}
+_LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
+
+
+class Passage(NamedTuple):
+    """
+    A request that was let through.
+
+    Attributes:
+        started_at: On the gate's clock, seconds.
+        in_flight: Requests in flight then, this one included.
+        is_probe: It went through a shut gate.
+    """
+
+    started_at: float
+    in_flight: int
+    is_probe: bool
 
 
 class Gate:
     """
     Shared by all senders of a pipeline.
 
-    While it is shut, the sender that shut it goes on trying its batch and the others wait; as their batches stay in
-    their hands, reading stops by itself. The first acceptance opens it.
+    Args:
+        give_up_after_s: With no acceptance for so long the run is given up; None = never.
 
     Attributes:
         reason: Why delivery pauses, one word; empty while the gate is open.
+        message: The same for a person.
         failing_since: When the first of the attempts failed that failed with no acceptance since; None if the last
             attempt succeeded.
+        in_flight: Requests that have no answer yet.
+        probe_at: When the next probe may go, if the gate is shut.
     """
 
-    def __init__(self, now: Callable[[], float] = anyio.current_time) -> None:
+    def __init__(
+        self,
+        settings: DeliverySettings,
+        *,
+        give_up_after_s: float | None,
+        rng: Random,
+        now: Callable[[], float] = anyio.current_time,
+    ) -> None:
+        self._settings = settings
+        self._give_up_after_s = give_up_after_s
+        self._rng = rng
         self._now = now
-        self._opened = anyio.Event()
-        self._prober: object | None = None
+        fixed = settings.concurrency
+        self.limit: ConcurrencyLimit = (
+            FixedLimit(fixed) if isinstance(fixed, int) else AdaptiveLimit(settings.max_concurrency)
+        )
+        self._turn = anyio.Lock(fast_acquire=True)
+        self._changed = anyio.Event()
+        self._grown = anyio.Event()
+        self._ramp = math.inf  # requests in flight at most, after a pause
+        rate = settings.rate_limit_events_per_second
+        self._seconds_per_event = 1 / rate if rate else 0.0
+        self._paced_until = -math.inf
+        self._held_until = -math.inf
+        self._failures = 0
+        self._probes = 0
+        self._refusals = 0
+        self._is_hurried = anyio.Event()
+        self._is_finished = False
         self.reason = ""
+        self.message = ""
         self.failing_since: float | None = None
+        self.in_flight = 0
+        self.probe_at = -math.inf
 
     def __repr__(self) -> str:
-        return f"<Gate {self.reason or 'open'}>"
+        return f"<Gate {self.reason or 'open'}, {self.in_flight} in flight of {self.limit.limit}>"
 
-    async def pass_through(self, sender: object) -> None:
-        """Wait until the gate is open; the prober is let through."""
-        while self.reason and self._prober is not sender:
-            await self._opened.wait()
+    # Going through -----------------------------------------------------------------------------------------------
 
-    def note_failure(self) -> None:
-        """An attempt failed, in whatever way."""
-        if self.failing_since is None:
-            self.failing_since = self._now()
+    async def enter(self, events: int) -> Passage:
+        """
+        Wait until a request may be sent; `leave` has to follow.
 
-    def shut(self, reason: str, message: str, prober: object) -> None:
-        """Hold all senders but the prober; a new reason is told, the same one only once."""
-        if not self.reason:
-            self._prober = prober
-            self._opened = anyio.Event()
-        if self.reason != reason:
-            log.warning("delivery_paused", reason=reason, message=message)
+        Raises:
+            DeliveryGaveUpError: Nothing was accepted for too long.
+        """
+        async with self._turn:  # its queue is the order in which senders probe
+            while (wait_s := self._wait_s()) > 0:
+                patience_s = self._patience_s()
+                changed = self._changed
+                with anyio.move_on_after(min(wait_s, patience_s)):
+                    await changed.wait()
+            now = self._now()
+            if self._seconds_per_event:
+                self._paced_until = max(now, self._paced_until) + events * self._seconds_per_event
+            self.in_flight += 1
+            return Passage(now, self.in_flight, bool(self.reason))
+
+    @property
+    def wait_s(self) -> float:
+        """How long no request is sent at least, because the gate is shut."""
+        return max(0.0, self._held_until - self._now(), self.probe_at - self._now()) if self.reason else 0.0
+
+    def leave(self) -> None:
+        """The request has an answer, or there will be none; what came of it has to be noted before the next await."""
+        self.in_flight -= 1
+        self._tell_change()
+
+    def _wait_s(self) -> float:
+        """How long nobody may pass, as things are; infinite until something happens."""
+        now = self._now()
+        wait_s = max(self._held_until, self._paced_until) - now
+        if self.reason:
+            return math.inf if self.in_flight else max(wait_s, self.probe_at - now)
+        return math.inf if self.in_flight >= min(self.limit.limit, self._ramp) else wait_s
+
+    def _patience_s(self) -> float:
+        """
+        How long to wait for an acceptance.
+
+        Raises:
+            DeliveryGaveUpError: No longer.
+        """
+        if self._give_up_after_s is None or self.failing_since is None:
+            return math.inf
+        patience_s = self.failing_since + self._give_up_after_s - self._now()
+        if patience_s <= 0:
+            raise DeliveryGaveUpError(
+                f"nothing was accepted for {self._give_up_after_s:g} s (delivery.give_up_after_seconds): "
+                f"{self.message}. What was not delivered stays pending; run the same command again"
+            )
+        return patience_s
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait; no longer than a moment once a stop was asked for, nor than there is patience."""
+        with anyio.move_on_after(min(seconds, self._patience_s())):
+            await self._is_hurried.wait()
+            await anyio.sleep(self._rng.uniform(0, min(seconds, _LONGEST_WAIT_WHILE_STOPPING_S)))
+
+    def backoff_s(self, attempt: int) -> float:
+        """How long a sender waits after its own failure; while the gate is shut, the waiting is done there."""
+        return 0.0 if self.reason else self._jitter_s(attempt, self._settings.retry_max_seconds)
+
+    # Who is needed -----------------------------------------------------------------------------------------------
+
+    async def is_needed(self, index: int) -> bool:
+        """Wait until the limit is so high that sender number `index` (from 0) is needed; False: it never will be."""
+        while index >= self.limit.limit and not self._is_finished:
+            await self._grown.wait()
+        return not self._is_finished
+
+    def finish(self) -> None:
+        """There are no more batches."""
+        self._is_finished = True
+        self._grown.set()
+
+    def hurry(self) -> None:
+        """A stop was asked for: no backoff is waited out any more, but for a wait that the service asked for."""
+        self._is_hurried.set()
+        self.probe_at = min(self.probe_at, self._now() + self._jitter_s(1, _LONGEST_WAIT_WHILE_STOPPING_S))
+        self._tell_change()
+
+    # What came of it ---------------------------------------------------------------------------------------------
+
+    def note_accepted(self, passage: Passage) -> None:
+        """The service took a batch, or a part of it."""
+        self._refusals = 0
+        self._note_answer(passage)
+        self._open()
+
+    def note_answered(self, passage: Passage) -> None:
+        """The service refused a batch for what is in it: it is there, and lets us in."""
+        self._note_answer(passage)
+        if self.reason == "systematic_rejection":
+            self._delay_probe(math.inf)
+        else:
+            self._open()
+
+    def may_refuse(self, records: int, passage: Passage) -> bool:
+        """
+        Tell whether the service's refusal of records is to be believed, and count it.
+
+        After too many in a row with no acceptance between, it is not: something is wrong that is no fault of the
+        records. Then the gate is shut until something is accepted.
+        """
+        if self._refusals + records <= self._settings.poison_limit:
+            self._refusals += records
+            return True
+        message = (
+            f"the service refused {self._refusals} records one after the other and took none between "
+            f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. Look at what it says "
+            "with `shipper dead-letters list`; if it is right, raise the limit"
+        )
+        self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
+        return False
+
+    def note_failure(self, verdict: Verdict, passage: Passage) -> None:
+        """An attempt failed for a reason that does not lie in the records."""
+        now = self._now()
+        self.failing_since = now if self.failing_since is None else self.failing_since
+        self.message = verdict.message
+        if verdict.is_congestion:
+            self.limit.note_congestion(started_at=passage.started_at, now=now)
+        self._failures += 1
+        if verdict.action is Action.RETRY or (verdict.action is Action.THROTTLE and verdict.retry_after_s is None):
+            if not self.reason and self._failures < _OUTAGE_FAILURES:
+                return
+            self._shut("unavailable" if verdict.action is Action.RETRY else verdict.reason, verdict, passage)
+        else:
+            self._shut(verdict.reason, verdict, passage)
+
+    def _shut(self, reason: str, verdict: Verdict, passage: Passage) -> None:
+        now = self._now()
+        self._held_until = max(self._held_until, now + (verdict.retry_after_s or 0.0))
+        if self.reason and not passage.is_probe:
+            return  # sent before the gate was shut: it tells nothing new
+        self._delay_probe(_OUTAGE_PROBE_MAX_S if reason in _PASSING else math.inf)
+        if reason != self.reason:
+            tell = log.info if reason in _LIMITS else log.warning
+            wait_s = max(self._held_until, self.probe_at) - now
+            tell("delivery_paused", reason=reason, message=verdict.message, probe_in_seconds=round(wait_s, 3))
         self.reason = reason
 
-    def open(self) -> None:
-        """The service accepted a batch."""
+    def _delay_probe(self, max_s: float) -> None:
+        self._probes += 1
+        longest_s = min(max_s, self._settings.retry_max_seconds)
+        if self._is_hurried.is_set():
+            longest_s = min(longest_s, _LONGEST_WAIT_WHILE_STOPPING_S)
+        self.probe_at = self._now() + self._jitter_s(self._probes, longest_s)
+
+    def _open(self) -> None:
         self.failing_since = None
-        if self.reason:
+        self._failures = 0
+        if self.reason and self._now() >= self._held_until:
             log.info("delivery_resumed", reason=self.reason)
-            self.reason = ""
-            self._prober = None
-            self._opened.set()
+            self.reason = self.message = ""
+            self._probes = 0
+            self._ramp = 2.0
+        elif self._ramp < math.inf:
+            self._ramp = self._ramp + 1 if self._ramp < self.limit.limit else math.inf
+
+    def _note_answer(self, passage: Passage) -> None:
+        now, before = self._now(), self.limit.limit
+        self.limit.note_answer(seconds=now - passage.started_at, in_flight=passage.in_flight, now=now)
+        if self.limit.limit > before:
+            self._grown.set()
+            self._grown = anyio.Event()
+
+    def _jitter_s(self, attempt: int, max_s: float) -> float:
+        initial_s = min(self._settings.retry_initial_seconds, max_s)
+        return full_jitter_s(attempt, initial_s=initial_s, max_s=max_s, rng=self._rng)
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

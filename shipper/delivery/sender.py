@@ -1,27 +1,34 @@
-"""A sender: takes batches, delivers each of them until the service has accepted it, and settles it."""
+"""A sender: takes batches, delivers each of them until all of its events are settled."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
+from typing import Final
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from msgspec import Struct
+from msgspec.structs import replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config import DeliverySettings
-from shipper.delivery.endpoint import Endpoint, NoAnswerError
-from shipper.delivery.gate import Gate
-from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, full_jitter_s, judge
-from shipper.errors import DeliveryGaveUpError
-from shipper.records import Batch
+from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
+from shipper.delivery.gate import Gate, Passage
+from shipper.delivery.parting import event_ids, halves, parts
+from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge
+from shipper.records import Batch, Refusal
 from shipper.wire import INTAKE_PATH
 
 log = structlog.get_logger("delivery")
 
-_LONGEST_WAIT_WHILE_STOPPING_S = 1.0
+_NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
+_SKEW_INTERVAL_S: Final = 10.0
+_CONGESTED: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 
 
 class DeliveryCounts(Struct):
@@ -32,9 +39,64 @@ class DeliveryCounts(Struct):
     retries: int = 0
 
 
-class _NotAcceptedError(Exception):
+class Shared(Struct, kw_only=True, eq=False):
+    """
+    What the senders of a pipeline have in common.
+
+    Attributes:
+        settle: Called with events that were accepted, at once: no await stands between the answer and the record of it.
+        reject: Called with one event that the service refuses for good.
+        wall_time: Seconds since the epoch.
+        is_compressing: Bodies are compressed; until the service shows that it does not understand them.
+        has_compressed: A compressed body was accepted.
+        working_bytes: Size of a body that was not refused for its size, so far as is known.
+    """
+
+    gate: Gate
+    credentials: Credentials
+    settings: DeliverySettings
+    settle: Callable[[Batch], None]
+    reject: Callable[[Batch, Refusal], None]
+    counts: DeliveryCounts
+    skew: ClockSkew
+    rng: Random
+    wall_time: Callable[[], float]
+    is_compressing: bool = False
+    has_compressed: bool = False
+    working_bytes: float = float("inf")
+
+
+class _Parcel(Struct, eq=False):
+    """
+    A batch, or what is left of it, on its way.
+
+    Attributes:
+        attempts: How often its events were sent.
+        is_ambiguous: An attempt had no answer that tells whether it was taken.
+        sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
+        is_suspect: It is, so that it need not be sent as a whole.
+    """
+
+    batch: Batch
+    attempts: int = 0
+    is_ambiguous: bool = False
+    sibling: _Parcel | None = None
+    is_suspect: bool = False
+
+    def parted(self, batches: Sequence[Batch]) -> list[_Parcel]:
+        """Make parcels of its parts."""
+        return [_Parcel(batch, self.attempts, self.is_ambiguous) for batch in batches]
+
+    def halved(self, *, is_refused: bool) -> list[_Parcel]:
+        """Make two parcels of it; `is_refused`: one of them must hold a record that is refused."""
+        first, second = self.parted(halves(self.batch))
+        first.sibling = second if is_refused else None
+        return [first, second]
+
+
+class _NotSettledError(Exception):
     def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.message)
+        super().__init__(verdict.reason)
         self.verdict = verdict
 
 
@@ -43,40 +105,20 @@ class Sender:
     One of a pipeline's senders; it owns its endpoint.
 
     Args:
-        settle: Called with each accepted batch, at once: no await stands between the answer and the record of it.
-        give_up_after_s: With no acceptance by any sender for so long the run is given up; None = never.
-        stopping: Set when the pipeline is to end: waits are cut short then.
+        index: From 0; a sender with a higher one waits until the concurrency limit needs it.
     """
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        gate: Gate,
-        settle: Callable[[Batch], None],
-        counts: DeliveryCounts,
-        settings: DeliverySettings,
-        *,
-        give_up_after_s: float | None,
-        stopping: anyio.Event,
-        rng: Random,
-        now: Callable[[], float] = anyio.current_time,
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, shared: Shared, index: int) -> None:
         self._endpoint = endpoint
-        self._gate = gate
-        self._settle = settle
-        self._counts = counts
-        self._settings = settings
-        self._give_up_after_s = give_up_after_s
-        self._stopping = stopping
-        self._rng = rng
-        self._now = now
+        self._shared = shared
+        self._gate = shared.gate
+        self._index = index
+        self._skew_due_at = 0.0
         self._retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_NotAcceptedError),
+            retry=retry_if_exception_type(_NotSettledError),
             wait=self._wait_s,
-            stop=self._is_hopeless,
-            sleep=self._sleep,
+            sleep=self._gate.sleep,
             before_sleep=self._tell_retry,
-            retry_error_callback=self._give_up,
         )
 
     async def run(self, batches_rx: MemoryObjectReceiveStream[Batch]) -> None:
@@ -88,76 +130,224 @@ class Sender:
         """
         with batches_rx:
             try:
-                async for batch in batches_rx:
-                    try:
-                        await self._attempt(batch)
-                    except _NotAcceptedError as first:
-                        # Only now the retry loop is worth its price; to it, the first attempt was its own.
-                        await self._retrying(self._attempt, batch, [first])
+                while await self._gate.is_needed(self._index):
+                    await self._deliver(await batches_rx.receive())
+            except anyio.EndOfStream:
+                self._gate.finish()
             finally:
                 with anyio.move_on_after(1, shield=True):
                     await self._endpoint.aclose()
 
-    async def _attempt(self, batch: Batch, failed: list[_NotAcceptedError] | None = None) -> None:
-        """Send a batch once and settle it; fails at once with an error from `failed`, which was made before."""
+    async def _deliver(self, batch: Batch) -> None:
+        parcels = deque([_Parcel(batch)])
+        while parcels:
+            parcel = parcels.popleft()
+            is_too_large = len(parcel.batch.body) > self._shared.working_bytes
+            if parcel.batch.events > 1 and (parcel.is_suspect or is_too_large):
+                parcels.extendleft(reversed(parcel.halved(is_refused=parcel.is_suspect)))
+                continue
+            try:
+                left = await self._attempt(parcel)
+            except _NotSettledError as first:
+                # Only now the retry loop is worth its price; to it, the first attempt was its own.
+                left = await self._retrying(self._attempt, parcel, [first])
+            if left == [parcel]:
+                parcels.append(parcel)  # that its record is bad is not believed yet: others first
+            else:
+                parcels.extendleft(reversed(left))
+        self._shared.counts.batches += 1
+
+    async def _attempt(self, parcel: _Parcel, failed: list[_NotSettledError] | None = None) -> list[_Parcel]:
+        """
+        Send a parcel once; fails at once with an error from `failed`, which was made before.
+
+        Returns:
+            What is left of it to be sent; what is not, is settled.
+        Raises:
+            _NotSettledError: It has to be sent once more.
+        """
         if failed:
             raise failed.pop()
-        await self._gate.pass_through(self)
-        self._counts.requests += 1
+        batch = parcel.batch
+        passage = await self._gate.enter(batch.events)
         try:
-            answer = await self._endpoint.request("POST", INTAKE_PATH, batch.body, max_answer_bytes=ANSWER_BYTES)
-        except NoAnswerError as error:
-            action = Action.PAUSE if error.is_tls else Action.RETRY
-            verdict = Verdict(action, "tls" if error.is_tls else error.cause, str(error))
-        else:
-            verdict = judge(answer)
+            verdict = await self._sent(parcel)
+        finally:
+            self._gate.leave()
+        # From here on nothing is awaited: an answer and what follows from it cannot be parted.
         if verdict.action is Action.ACCEPT:
-            self._settle(batch)
-            self._gate.open()
-            self._counts.batches += 1
-            log.debug("batch_sent", batch=batch.number, events=batch.events, bytes=len(batch.body))
-            return
-        self._gate.note_failure()
-        if verdict.action is Action.PAUSE:
-            self._gate.shut(verdict.reason, verdict.message, self)
-        raise _NotAcceptedError(verdict)
+            return self._accepted(parcel, verdict, passage)
+        if verdict.action in {Action.BISECT, Action.HALVE}:
+            return self._taken_apart(parcel, verdict, passage)
+        self._gate.note_failure(verdict, passage)
+        raise _NotSettledError(verdict)
+
+    # Sending -----------------------------------------------------------------------------------------------------
+
+    async def _sent(self, parcel: _Parcel) -> Verdict:
+        """Send a parcel; again at once where the answer only shows what has to be changed, once for each change."""
+        changes: set[str] = set()
+        while True:
+            verdict, change = await self._sent_once(parcel)
+            if not change or change in changes:
+                return verdict
+            changes.add(change)
+            self._shared.counts.retries += 1
+            log.debug("retried_at_once", reason=change)
+
+    async def _sent_once(self, parcel: _Parcel) -> tuple[Verdict, str]:
+        """Send a parcel; tells what it means, and what has changed so that it makes sense to send it again at once."""
+        shared, batch = self._shared, parcel.batch
+        try:
+            authorization = await shared.credentials.authorize()
+        except NoTokenError as error:
+            return Verdict(Action.PAUSE, error.reason, error.message, retry_after_s=error.retry_after_s), ""
+        is_compressed = shared.is_compressing
+        traceparent = _traceparent(shared.rng) if shared.settings.traceparent else ""
+        shared.counts.requests += 1
+        parcel.attempts += 1
+        try:
+            answer = await self._endpoint.request(
+                "POST",
+                INTAKE_PATH,
+                compressed(batch.body) if is_compressed else batch.body,
+                authorization=authorization,
+                traceparent=traceparent,
+                encoding="gzip" if is_compressed else "",
+                max_answer_bytes=ANSWER_BYTES,
+            )
+        except NoAnswerError as error:
+            parcel.is_ambiguous |= error.was_sent
+            return _without_answer(error), "connection" if error.is_stale else ""
+        verdict = judge(answer, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
+        parcel.is_ambiguous |= verdict.is_ambiguous
+        self._note_skew(answer, verdict)
+        log.debug(
+            "batch_sent",
+            batch=batch.number,
+            events=batch.events,
+            bytes=len(batch.body),
+            status=answer.status,
+            traceparent=traceparent,
+            request_id=answer.request_id,
+        )
+        if is_compressed:
+            return verdict, self._compression_change(verdict)
+        return self._authorization_change(verdict, authorization)
+
+    def _compression_change(self, verdict: Verdict) -> str:
+        """Stop compressing if that may be what the service refuses."""
+        shared = self._shared
+        if verdict.action is Action.ACCEPT:
+            shared.has_compressed = True
+        elif verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed):
+            if shared.is_compressing:
+                shared.is_compressing = False
+                log.warning(
+                    "compression_refused", status=verdict.status, message="bodies are sent as they are from now on"
+                )
+            return "compression"
+        return ""
+
+    def _authorization_change(self, verdict: Verdict, authorization: Authorization) -> tuple[Verdict, str]:
+        """Get another token or key if one is refused; while delivery pauses, it is the next probe that uses it."""
+        credentials, skew_s = self._shared.credentials, self._shared.skew.seconds
+        has_changed = False
+        if verdict.action is Action.RENEW_TOKEN:
+            credentials.refuse_token(authorization)
+            has_changed = True
+            if abs(skew_s) > SKEW_TOLD_S:
+                words = f"{verdict.message}; the service's clock is {skew_s:+.0f} s off this machine's"
+                verdict = replace(verdict, message=words)
+        elif verdict.action is Action.CHANGE_KEY:
+            has_changed = credentials.refuse_key(authorization)
+        elif verdict.action in {Action.ACCEPT, Action.BISECT, Action.HALVE}:
+            credentials.note_accepted()
+        return verdict, verdict.reason if has_changed and not self._gate.reason else ""
+
+    def _note_skew(self, answer: Answer, verdict: Verdict) -> None:
+        now = anyio.current_time()
+        if verdict.action is not Action.ACCEPT or now >= self._skew_due_at:
+            self._skew_due_at = now + _SKEW_INTERVAL_S
+            self._shared.skew.note(answer.date, self._shared.wall_time())
+
+    # What an answer leads to -------------------------------------------------------------------------------------
+
+    def _accepted(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+        if verdict.results.rejected or verdict.results.retried:
+            return self._partly_accepted(parcel, verdict, passage)
+        self._shared.settle(parcel.batch)
+        self._gate.note_accepted(passage)
+        if parcel.sibling is not None:
+            parcel.sibling.is_suspect = True
+        return []
+
+    def _partly_accepted(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+        results, everything = verdict.results, range(parcel.batch.events)
+        refused = sorted(results.rejected)
+        again = sorted(results.retried.difference(refused))
+        taken = sorted(set(everything).difference(refused, again))
+        if not taken and refused and not self._gate.may_refuse(len(refused), passage):
+            return [parcel]
+        for index, single in zip(refused, parcel.parted(parts(parcel.batch, [[i] for i in refused])), strict=True):
+            self._refuse(single, verdict, results.rejected[index])
+        for batch in parts(parcel.batch, [taken]):
+            self._shared.settle(batch)
+        if taken:
+            self._gate.note_accepted(passage)
+        if not again:
+            self._gate.note_answered(passage)
+            return []
+        (parcel.batch,) = parts(parcel.batch, [again])
+        verdict = Verdict(Action.RETRY, "partly_accepted", "the service could not take a part of the batch yet")
+        self._gate.note_failure(verdict, passage)
+        raise _NotSettledError(verdict)
+
+    def _taken_apart(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+        """Part a batch that the service refuses for what is in it, until the guilty records stand alone."""
+        batch = parcel.batch
+        if batch.events == 1:
+            if not self._gate.may_refuse(1, passage):
+                return [parcel]
+            self._gate.note_answered(passage)
+            self._refuse(parcel, verdict, next(iter(verdict.results.rejected.values()), "") or verdict.words)
+            return []
+        self._gate.note_answered(passage)
+        if verdict.action is Action.HALVE:
+            self._remember_size(len(batch.body))
+            return parcel.halved(is_refused=False)
+        named = sorted(verdict.results.rejected)
+        if not 0 < len(named) < batch.events:
+            return parcel.halved(is_refused=True)
+        others = sorted(set(range(batch.events)).difference(named))
+        guilty: list[Sequence[int]] = [[index] for index in named] if len(named) <= _NAMED_MAX else [named]
+        return parcel.parted(parts(batch, [others, *guilty]))
+
+    def _refuse(self, parcel: _Parcel, verdict: Verdict, words: str) -> None:
+        refusal = Refusal(
+            rule="too_large" if verdict.action is Action.HALVE else "rejected",
+            message=words or f"refused with status {verdict.status}",
+            status=verdict.status,
+            attempts=parcel.attempts,
+            is_ambiguous=parcel.is_ambiguous,
+        )
+        self._shared.reject(parcel.batch, refusal)
+
+    def _remember_size(self, refused_bytes: int) -> None:
+        working_bytes = refused_bytes // 2
+        if working_bytes < self._shared.working_bytes:
+            self._shared.working_bytes = working_bytes
+            log.warning("batch_size_lowered", refused_bytes=refused_bytes, max_bytes=working_bytes)
+
+    # Retrying ----------------------------------------------------------------------------------------------------
 
     def _wait_s(self, state: RetryCallState) -> float:
-        asked = _verdict(state).retry_after_s
-        wait = (
-            full_jitter_s(
-                state.attempt_number,
-                initial_s=self._settings.retry_initial_seconds,
-                max_s=self._settings.retry_max_seconds,
-                rng=self._rng,
-            )
-            if asked is None
-            else asked
-        )
-        return min(wait, self._patience_s())
-
-    def _patience_s(self) -> float:
-        """Seconds until the run is given up, should nothing be accepted; infinite in a run that never gives up."""
-        if self._give_up_after_s is None or self._gate.failing_since is None:
-            return float("inf")
-        return max(0.0, self._gate.failing_since + self._give_up_after_s - self._now())
-
-    def _is_hopeless(self, _state: RetryCallState) -> bool:
-        return self._patience_s() == 0
-
-    def _give_up(self, state: RetryCallState) -> None:
-        raise DeliveryGaveUpError(
-            f"nothing was accepted for {self._give_up_after_s:g} s (delivery.give_up_after_seconds): "
-            f"{_verdict(state).message}. What was not delivered stays pending; run the same command again"
-        )
-
-    async def _sleep(self, seconds: float) -> None:
-        with anyio.move_on_after(seconds):
-            await self._stopping.wait()
-            await anyio.sleep(min(seconds, _LONGEST_WAIT_WHILE_STOPPING_S) * self._rng.random())
+        if self._gate.reason:
+            return 0.0  # it is waited there
+        return max(self._gate.backoff_s(state.attempt_number), _verdict(state).retry_after_s or 0.0)
 
     async def _tell_retry(self, state: RetryCallState) -> None:
-        self._counts.retries += 1
+        self._shared.counts.retries += 1
         verdict = _verdict(state)
         assert state.next_action is not None
         log.info(
@@ -165,12 +355,23 @@ class Sender:
             reason=verdict.reason,
             message=verdict.message,
             attempt=state.attempt_number,
-            wait_seconds=round(state.next_action.sleep, 3),
+            wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
         )
 
 
 def _verdict(state: RetryCallState) -> Verdict:
     assert state.outcome is not None
     error = state.outcome.exception()
-    assert isinstance(error, _NotAcceptedError)
+    assert isinstance(error, _NotSettledError)
     return error.verdict
+
+
+def _without_answer(error: NoAnswerError) -> Verdict:
+    if error.is_tls:
+        return Verdict(Action.PAUSE, "tls", str(error))
+    return Verdict(Action.RETRY, error.cause, str(error), is_congestion=error.cause in _CONGESTED)
+
+
+def _traceparent(rng: Random) -> str:
+    """Make a trace of its own for an attempt: version, trace id, span id, "sampled", as in W3C Trace Context."""
+    return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"

@@ -63,7 +63,12 @@ class Stretch(NamedTuple):
 
 
 class PeriodFigures(NamedTuple):
-    """The figures of one deal in one period; counts are whole, money has four decimals."""
+    """
+    The figures of one deal in one period; counts are whole, money has four decimals.
+
+    Attributes:
+        outgoing_balance: What the period adds to the account's balance.
+    """
 
     clicks: Decimal
     active_customers: AmountPair
@@ -73,11 +78,7 @@ class PeriodFigures(NamedTuple):
     rev_share: AmountPair
     cpa_revenue: AmountPair
     fees: AmountPair
-
-    @property
-    def outgoing_balance(self) -> Decimal:
-        """What the period adds to the account's balance."""
-        return self.rev_share.total + self.cpa_revenue.total + self.fees.total
+    outgoing_balance: Decimal
 
 
 class Sums(NamedTuple):
@@ -144,6 +145,8 @@ def figures_of(deal: Deal, period: Iterable[Stretch]) -> PeriodFigures:
     most = max((month.most_returning for month in months), default=0)
     returning = most + (sums.returning_customers - most) // _RETURNS_DIVISOR
     new = _counts(sums.new_customers, sums.new_customers_adjustment)
+    cpa_revenue = (sums.new_customers * _CPA_UNITS, sums.new_customers_adjustment * _CPA_UNITS)
+    earned = (sums.rev_share, sums.rev_share_adjustment, *cpa_revenue, sums.fees, sums.fees_adjustment)
     return PeriodFigures(
         clicks=Decimal(sums.clicks),
         active_customers=_counts(sums.new_customers + returning, sums.new_customers_adjustment),
@@ -154,8 +157,9 @@ def figures_of(deal: Deal, period: Iterable[Stretch]) -> PeriodFigures:
         ),
         net_revenue=_money(sums.net_revenue, sums.net_revenue_adjustment),
         rev_share=_money(sums.rev_share, sums.rev_share_adjustment),
-        cpa_revenue=_money(sums.new_customers * _CPA_UNITS, sums.new_customers_adjustment * _CPA_UNITS),
+        cpa_revenue=_money(*cpa_revenue),
         fees=_money(sums.fees, sums.fees_adjustment),
+        outgoing_balance=Decimal(sum(earned)).scaleb(-4),
     )
 
 

@@ -73,13 +73,9 @@ def build_report(
     invented = set(product(BRANDS, MARKETING_SOURCES)) if figures is Figures.SEEDED else set[_Pair]()
     deals = {pair: Deal(seed, source.affiliate_account_id, *pair) for pair in sorted(received.keys() | invented)}
     period = stretches(start, end, restated)
+    drawn = {pair: figures_of(deal, period if pair in invented else ()) for pair, deal in deals.items()}
     entries = {
-        pair: _marketing_source(
-            deal.source_id,
-            received.get(pair, _NO_COUNTS),
-            figures_of(deal, period if pair in invented else ()),
-        )
-        for pair, deal in deals.items()
+        pair: _marketing_source(pair[1], received.get(pair, _NO_COUNTS), of_pair) for pair, of_pair in drawn.items()
     }
     opening = _opening_balance([deals[pair] for pair in invented], start, restated)
     draft = wire.DailyReport(
@@ -90,7 +86,7 @@ def build_report(
         reporting_period=wire.ReportingPeriod(f"{start.isoformat()}T00:00:00", f"{end.isoformat()}T23:59:59"),
         reporting_currency=CURRENCY,
         opening_balance=opening,
-        outgoing_balance=sum((entry.outgoing_balance for entry in entries.values()), opening),
+        outgoing_balance=sum((of_pair.outgoing_balance for of_pair in drawn.values()), opening),
         brands=_brands(entries),
     )
     return _signed(draft, now_seconds)

@@ -7,9 +7,11 @@ prefix, and only what lies before it is handed to the store.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
+from operator import attrgetter
 
-from shipper.records import Batch, Checkpoint, Span, Totals
+from shipper.records import Batch, Checkpoint, Rejection, Span, Totals
 
 
 class Acks:
@@ -43,13 +45,20 @@ class Acks:
             self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
     def accept(self, batch: Batch) -> None:
-        """Settle a batch that the service took."""
+        """Settle events that the service took."""
         for span, events in batch.parts:
-            span.unsettled -= events
             span.accepted += events
-            assert span.unsettled >= 0
+            _settle(span, events)
         self._totals.accepted += batch.events
         self._totals.pending -= batch.events
+
+    def reject(self, span: Span, rejection: Rejection) -> None:
+        """Settle an event that the service refuses for good."""
+        insort(span.rejections, rejection, key=attrgetter("start_offset"))
+        _settle(span, 1)
+        self._totals.dead_lettered += 1
+        self._totals.pending -= 1
+        self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
     def take(self) -> list[Checkpoint]:
         """
@@ -70,6 +79,13 @@ class Acks:
             if not spans:
                 del self._open[stream_id]
         return checkpoints
+
+
+def _settle(span: Span, events: int) -> None:
+    span.unsettled -= events
+    assert span.unsettled >= 0
+    if not span.unsettled:
+        span.chunk = None  # it is needed no more, and the span may have to wait long for those before it
 
 
 def _runs(spans: list[Span]) -> list[list[Span]]:

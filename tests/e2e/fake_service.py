@@ -69,7 +69,7 @@ class FakeService:
         answered: How many requests were dealt with to their end.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, *, host: str = "127.0.0.1") -> None:
         self.default: Reply | Callable[[], Reply] = OK
         self.bodies: list[bytes] = []
         self.headers: list[Message] = []
@@ -82,7 +82,7 @@ class FakeService:
         self._is_closing = threading.Event()
         self._errors: list[BaseException] = []
         self._connections: set[socket.socket] = set()
-        self._server = _Server(self, port)
+        self._server = _Server(self, host, port)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), name="fake-service")
 
     def __enter__(self) -> Self:
@@ -103,7 +103,8 @@ class FakeService:
 
     @property
     def target(self) -> Target:
-        return Target(f"http://127.0.0.1:{self._server.server_address[1]}", "fake-subscription-key", "fake-token")
+        host, port = self._server.server_address[:2]
+        return Target(f"http://{host}:{port}", "fake-subscription-key", "fake-token")
 
     @property
     def requests(self) -> int:
@@ -183,9 +184,9 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = False
     request_queue_size = 128
 
-    def __init__(self, service: FakeService, port: int) -> None:
+    def __init__(self, service: FakeService, host: str, port: int) -> None:
         self.service = service
-        super().__init__(("127.0.0.1", port), _Handler)
+        super().__init__((host, port), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         error = sys.exception()

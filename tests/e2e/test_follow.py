@@ -393,7 +393,7 @@ def test_a_first_sigterm_drains_what_was_read(
     shipper.target = fake.target
     fake.default = HANG
     append(folder / "app.ndjson", sample.lines[:500])
-    running = follow(batch__max_events=100)
+    running = follow(batch__max_events=100, delivery__concurrency=5)
     running.wait_until(lambda: fake.requests == 5, "all requests are in flight")
     running.process.send_signal(signal.SIGTERM)
     running.wait_for("drain_started")

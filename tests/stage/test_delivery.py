@@ -1,222 +1,587 @@
-"""Senders, their gate and the endpoint: what is accepted is settled once, and nothing else is."""
+"""Senders and their gate, in virtual time: what each answer leads to, for one batch and for all senders."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from math import ceil, log2
 from random import Random
 from typing import Any
 
 import anyio
-import anyio.lowlevel
-import httpx
-import msgspec
 import pytest
-import respx
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
-from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.endpoint import Endpoint, NoAnswerError
-from shipper.delivery.gate import Gate
-from shipper.delivery.sender import DeliveryCounts, Sender
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.verdicts import Answer
 from shipper.errors import DeliveryGaveUpError
-from shipper.records import Batch
-from shipper.secrets import LiteralSecret
-from tests.fakes import ScriptedEndpoint, answer
+from tests.fakes import answer
+from tests.stage.service_model import Delivery, Reply, Request, ServiceModel, batch_of, in_virtual_time
 
-QUICK = DeliverySettings(retry_initial_seconds=0.001, retry_max_seconds=0.002)
-
-
-def batch(number: int = 1) -> Batch:
-    return Batch(number=number, body=b"body %d" % number, events=1, parts=[])
+UNTIL_IT_RECOVERS = 1_000.0
 
 
-class Delivery:
-    """Some senders over scripted endpoints; `settled` holds the numbers of the batches in the order of settlement."""
-
-    def __init__(self, *endpoints: ScriptedEndpoint, give_up_after_s: float | None = None) -> None:
-        self.settled: list[int] = []
-        self.gate = Gate()
-        self.counts = DeliveryCounts()
-        self.stopping = anyio.Event()
-        self.settings = QUICK
-        self.endpoints = endpoints
-        self.give_up_after_s = give_up_after_s
-
-    @asynccontextmanager
-    async def running(self, *, fail_after_s: float = 5) -> AsyncIterator[Callable[[Batch], Any]]:
-        tx, rx = anyio.create_memory_object_stream[Batch](0)
-        with anyio.fail_after(fail_after_s):
-            async with anyio.create_task_group() as group:
-                with rx:
-                    for endpoint in self.endpoints:
-                        sender = Sender(
-                            endpoint,  # type: ignore[arg-type]
-                            self.gate,
-                            lambda each: self.settled.append(each.number),
-                            self.counts,
-                            self.settings,
-                            give_up_after_s=self.give_up_after_s,
-                            stopping=self.stopping,
-                            rng=Random(1),
-                        )
-                        group.start_soon(sender.run, rx.clone())
-                async with tx:
-                    yield tx.send
+def numbered(count: int, *, events: int = 10) -> list[Any]:
+    return [batch_of(range(events * n, events * (n + 1)), number=n + 1) for n in range(count)]
 
 
-async def test_a_batch_is_settled_once_after_as_many_attempts_as_it_takes():
-    endpoint = ScriptedEndpoint([answer(503), NoAnswerError("read_timeout", "x"), answer(500), answer(429, "0")])
-    delivery = Delivery(endpoint)
-    async with delivery.running() as send:
-        await send(batch())
-    assert delivery.settled == [1]
-    assert endpoint.bodies == [b"body 1"] * 5
+def script(*replies: Reply | None) -> Callable[[Request], Reply | None]:
+    """Answer with one after the other, then accept."""
+    left = list(replies)
+    return lambda _: left.pop(0) if left else None
+
+
+def until(end: float, reply: Reply | Callable[[], Reply]) -> Callable[[Request], Reply | None]:
+    """Answer so before a moment, then accept."""
+    return lambda request: (reply() if callable(reply) else reply) if request.at < end else None
+
+
+def no_answer(cause: str = "read_timeout", **flags: Any) -> NoAnswerError:
+    return NoAnswerError(cause, "no answer", **flags)
+
+
+def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
+    """Deliver in virtual time; the delivery is made within it."""
+
+    async def main() -> Delivery:
+        made = delivery()
+        await made.deliver(batches)
+        return made
+
+    return in_virtual_time(main)
+
+
+# One batch ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [500, 502, 503, 504, 408, 425])
+def test_a_batch_is_settled_once_after_as_many_attempts_as_it_takes(status: int):
+    service = ServiceModel(script(answer(status), no_answer(), no_answer("read_error"), answer(status)))
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert len({request.body for request in service.requests}) == 1, "the same bytes each time"
     assert (delivery.counts.batches, delivery.counts.requests, delivery.counts.retries) == (1, 5, 4)
-    assert endpoint.is_closed
+    assert not delivery.refused
 
 
-async def test_a_refusal_settles_nothing_and_goes_on_by_itself_when_it_is_over():
-    endpoint = ScriptedEndpoint([answer(401), answer(403), answer(400)])
-    delivery = Delivery(endpoint)
-    async with delivery.running() as send:
-        await send(batch(1))
-        await send(batch(2))
-    assert delivery.settled == [1, 2]
-    assert endpoint.bodies == [b"body 1"] * 4 + [b"body 2"]
-    assert delivery.gate.reason == ""
+def test_backoff_grows_and_has_full_jitter():
+    service = ServiceModel(until(4_000, answer(503)), latency_s=0)
+    run(lambda: Delivery(service), [batch_of([1])])
+    gaps = [later.at - earlier.at for earlier, later in pairwise(service.requests)]
+    assert gaps[0] <= 0.5
+    assert all(gap <= 5 for gap in gaps), "a service that is away is asked every few seconds"
+    assert max(gaps) > 4
+    assert min(gaps[10:]) < 1
 
 
-async def test_one_pause_holds_the_other_senders_and_one_of_them_probes():
-    recovered = anyio.Event()
-    prober, other = ScriptedEndpoint([answer(404), recovered]), ScriptedEndpoint()
-    delivery = Delivery(prober, other)
-    async with delivery.running() as send:
-        await send(batch(1))
-        while len(prober.bodies) < 2:
-            await anyio.lowlevel.checkpoint()
-        assert delivery.gate.reason == "not_found"
-        await send(batch(2))
-        for _ in range(50):
-            await anyio.lowlevel.checkpoint()
-        assert other.bodies == [], "it is held at the gate"
-        recovered.set()
-    assert sorted(delivery.settled) == [1, 2]
-    assert other.bodies == [b"body 2"]
+def test_a_wait_that_was_asked_for_is_kept_by_a_single_failure():
+    service = ServiceModel(script(answer(503, "7")), latency_s=0)
+    run(lambda: Delivery(service), [batch_of([1])])
+    assert service.requests[1].at >= 7
 
 
-async def test_a_one_shot_run_gives_up_in_the_end_and_settles_nothing():
-    endpoint = ScriptedEndpoint([answer(503)] * 100_000)
-    delivery = Delivery(endpoint, give_up_after_s=0.05)
-    with pytest.raises(ExceptionGroup) as caught:
-        async with delivery.running() as send:
-            await send(batch())
-    assert caught.group_contains(DeliveryGaveUpError, match="stays pending")
-    assert delivery.settled == []
-    assert len(endpoint.bodies) > 1
+def test_a_stale_connection_is_no_failure_and_is_tried_again_at_once():
+    service = ServiceModel(script(no_answer("read_error", is_stale=True)), latency_s=0)
+    delivery = run(lambda: Delivery(service), [batch_of([1])])
+    assert [request.at for request in service.requests] == [0, 0]
+    assert delivery.counts.retries == 1
 
 
-async def test_a_long_wait_is_not_longer_than_the_patience():
-    delivery = Delivery(ScriptedEndpoint([answer(503, "3600")] * 9), give_up_after_s=0.05)
-    with pytest.raises(ExceptionGroup) as caught:
-        async with delivery.running() as send:
-            await send(batch())
-    assert caught.group_contains(DeliveryGaveUpError)
+def test_what_breaks_again_on_a_new_connection_is_waited_out():
+    service = ServiceModel(script(*[no_answer("read_error", is_stale=True)] * 2), latency_s=0)
+    run(lambda: Delivery(service), [batch_of([1])])
+    assert len(service.requests) == 3
+    assert service.requests[2].at > 0
 
 
-async def test_a_stop_wakes_a_sender_from_its_backoff():
-    endpoint = ScriptedEndpoint([answer(503, "3600")])
-    delivery = Delivery(endpoint)
-    async with delivery.running(fail_after_s=20) as send:
-        await send(batch())
-        while not delivery.counts.retries:
-            await anyio.lowlevel.checkpoint()
-        delivery.stopping.set()
-    assert delivery.settled == [1]
+# The set-up: token, key, address ------------------------------------------------------------
 
 
-def endpoint(base_url: str = "http://127.0.0.1:9", **changes: Any) -> Endpoint:
-    now = changes.pop("now", anyio.current_time)
-    settings = EndpointSettings(
-        base_url=base_url, subscription_key=LiteralSecret("the-key"), token=LiteralSecret("the-token")
-    )
-    return Endpoint(settings, msgspec.structs.replace(QUICK, **changes), section="intake", ssl_context=None, now=now)
-
-
-@respx.mock
-async def test_the_documented_headers_are_sent_and_no_others():
-    route = respx.post("http://127.0.0.1:9/x").mock(
-        return_value=httpx.Response(202, json={}, headers={"Retry-After": "7", "Content-Type": "Text/HTML; charset=x"})
-    )
-    used = endpoint()
-    got = await used.request("POST", "/x", b"[1]", max_answer_bytes=100)
-    await used.aclose()
-    assert (got.status, got.retry_after, got.content_type, got.body) == (202, "7", "text/html", b"{}")
-    request = route.calls.last.request
-    assert request.content == b"[1]"
-    agent = request.headers.pop("user-agent")
-    assert agent.startswith("shipper/")
-    assert dict(request.headers) == {
-        "host": "127.0.0.1:9",
-        "content-type": "application/json",
-        "cache-control": "no-cache",
-        "authorization": "Bearer the-token",
-        "ocp-apim-subscription-key": "the-key",
-        "content-length": "3",
-    }
-
-
-@respx.mock
-async def test_an_endless_answer_is_read_up_to_the_limit():
-    respx.get("http://127.0.0.1:9/x").mock(return_value=httpx.Response(200, content=b"z" * 5000))
-    used = endpoint()
-    assert (await used.request("GET", "/x", max_answer_bytes=10)).body == b"z" * 10
-    await used.aclose()
-
-
-@respx.mock
 @pytest.mark.parametrize(
-    ("error", "cause"),
+    ("reply", "reason"),
     [
-        (httpx.ConnectError("refused"), "connect_error"),
-        (httpx.ReadTimeout("slow"), "read_timeout"),
-        (httpx.RemoteProtocolError("cut"), "remote_protocol_error"),
+        (answer(403), "forbidden"),
+        (answer(404), "not_found"),
+        (answer(405), "not_found"),
+        (answer(302), "redirect"),
+        (answer(418), "unexpected_answer"),
+        (Answer(status=200, content_type="text/html", retry_after="", body=b"<html>"), "html_answer"),
+        (no_answer("tls", is_tls=True), "tls"),
     ],
 )
-async def test_every_failure_of_the_transport_is_no_answer(error: Exception, cause: str):
-    respx.post("http://127.0.0.1:9/x").mock(side_effect=error)
-    used = endpoint()
-    with pytest.raises(NoAnswerError, match=r"127\.0\.0\.1:9") as caught:
-        await used.request("POST", "/x", b"", max_answer_bytes=10)
-    await used.aclose()
-    assert (caught.value.cause, caught.value.is_tls) == (cause, False)
+def test_a_fault_of_the_set_up_pauses_all_senders_and_one_at_a_time_probes(reply: Reply, reason: str):
+    service = ServiceModel(until(UNTIL_IT_RECOVERS, reply))
+    reasons = []
+
+    def delivery() -> Delivery:
+        made = Delivery(service, senders=8)
+        inner = service.judge
+        service.judge = lambda request: (reasons.append(made.gate.reason), inner(request))[1]
+        return made
+
+    with capture_logs() as logs:
+        made = run(delivery, numbered(20))
+    assert not made.refused
+    assert reason in reasons
+    events = [entry["event"] for entry in logs if entry["event"].startswith("delivery_")]
+    assert events == ["delivery_paused", "delivery_resumed"], "told once, and it goes on by itself"
+    probes = service.requests_between(1, UNTIL_IT_RECOVERS)
+    assert {request.in_flight for request in probes} == {1}
+    assert len({request.sender for request in probes}) > 1, "one bad batch must not keep the gate shut"
+    assert 10 < len(probes) < 60
 
 
-async def test_a_connection_is_kept_and_renewed_when_it_is_old():
-    connections = 0
+def test_a_refused_token_is_renewed_once_and_the_batch_sent_again_at_once():
+    service = ServiceModel(script(answer(401)), latency_s=0)
+    delivery = run(lambda: Delivery(service), [batch_of([1])])
+    assert [(request.at, request.authorization.token) for request in service.requests] == [
+        (0, "token-1"),
+        (0, "token-2"),
+    ]
+    assert delivery.counts.retries == 1
 
-    async def handle(stream: anyio.abc.SocketStream) -> None:
-        nonlocal connections
-        connections += 1
-        async with stream:
-            while True:
-                try:
-                    await stream.receive()
-                except anyio.EndOfStream:
-                    return
-                await stream.send(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    clock = [0.0]
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, handle)
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-        used = endpoint(f"http://127.0.0.1:{port}", connection_max_age_seconds=300.0, now=lambda: clock[0])
-        for at in (0.0, 10.0, 299.0):
-            clock[0] = at
-            await used.request("GET", "/", max_answer_bytes=10)
-        assert connections == 1
-        clock[0] = 300.0
-        await used.request("GET", "/", max_answer_bytes=10)
-        assert connections == 2
-        await used.aclose()
-        group.cancel_scope.cancel()
+def test_many_refusals_of_one_token_renew_it_once():
+    service = ServiceModel(lambda request: answer(401) if request.authorization.token == "token-1" else None)
+    delivery = run(lambda: Delivery(service, senders=64), numbered(64))
+    assert len([request for request in service.requests if request.at == 0]) == 64
+    assert delivery.credentials.tokens == 2
+
+
+def test_a_second_refusal_pauses_and_each_probe_comes_with_a_new_token():
+    service = ServiceModel(until(UNTIL_IT_RECOVERS, answer(401)), latency_s=0)
+    delivery = run(lambda: Delivery(service), [batch_of([1])])
+    assert [request.at for request in service.requests[:2]] == [0, 0]
+    assert all(request.at > 0 for request in service.requests[2:])
+    assert delivery.credentials.tokens == len(service.requests)
+    assert len(service.requests) < 60
+
+
+def test_a_refused_key_gives_way_to_the_secondary_without_a_word_to_the_token_endpoint():
+    refused = answer(401, body=b'{"message":"Access denied due to invalid subscription key."}')
+    service = ServiceModel(lambda request: refused if request.authorization.subscription_key == "key-1" else None)
+    delivery = run(lambda: Delivery(service, senders=4, other_keys=1), numbered(8))
+    assert delivery.gate.reason == ""
+    assert delivery.credentials.tokens == 1
+    assert {request.authorization.subscription_key for request in service.requests} == {"key-1", "key-2"}
+
+
+def test_a_refused_key_without_another_pauses_with_that_reason_and_renews_no_token():
+    refused = answer(401, body=b'{"message":"Access denied due to missing subscription key."}')
+    service = ServiceModel(until(UNTIL_IT_RECOVERS, refused))
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, senders=8), numbered(20))
+    assert [entry["reason"] for entry in logs if entry["event"] == "delivery_paused"] == ["subscription_key"]
+    assert delivery.credentials.tokens == 1
+    assert len(service.requests_between(1, UNTIL_IT_RECOVERS)) < 60
+
+
+# The gate ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        answer(429, "7"),
+        answer(429, body=b'{"message":"Rate limit is exceeded. Try again in 7 seconds."}'),
+        answer(403, "7"),
+        answer(403, body=b'{"message":"Out of call volume quota. Quota will be replenished in 00:00:07."}'),
+        Answer(
+            status=429,
+            content_type="",
+            retry_after="Wed, 21 Oct 2026 12:00:07 GMT",
+            date="Wed, 21 Oct 2026 12:00:00 GMT",
+            body=b"",
+        ),
+    ],
+    ids=["429 seconds", "429 words", "403 seconds", "403 words", "429 date"],
+)
+def test_one_throttled_request_holds_every_sender_for_the_wait_then_they_come_back_one_by_one(reply: Reply):
+    service = ServiceModel(script(None, None, None, reply))
+    run(lambda: Delivery(service, senders=16), numbered(200))
+    held_from = service.requests[3].at + service.latency_s
+    assert service.requests_between(held_from, held_from + 7) == []
+    after = service.requests_between(held_from)
+    assert [request.in_flight for request in after[:3]] == [1, 1, 2]
+    assert max(request.in_flight for request in after) == 16, "full speed again"
+    assert_no_burst(after, service.latency_s)
+
+
+def assert_no_burst(requests: list[Request], latency_s: float) -> None:
+    """In each round trip at most twice as many requests as in the one before."""
+    start = requests[0].at
+    rounds: dict[int, int] = {}
+    for request in requests:
+        rounds[int((request.at - start) / latency_s + 1e-6)] = (
+            rounds.get(int((request.at - start) / latency_s + 1e-6), 0) + 1
+        )
+    counts = [rounds.get(number, 0) for number in range(5)]
+    assert all(later <= 2 * max(1, earlier) for earlier, later in pairwise(counts)), counts
+
+
+def test_answers_of_older_requests_do_not_open_a_gate_that_is_held():
+    replies = script(answer(429, "7"))
+    service = ServiceModel(replies)
+    service.judge = lambda request: replies(request) if request.sender == 0 and request.at == 0 else None
+    run(lambda: Delivery(service, senders=8), numbered(50))
+    assert len([request for request in service.requests if request.at == 0]) == 8
+    assert service.requests_between(0.05, 7) == []
+
+
+def test_a_wait_longer_than_the_patience_drops_nothing():
+    service = ServiceModel(until(600, answer(429, "600")), latency_s=0)
+    run(lambda: Delivery(service), [batch_of([1])])
+    assert len(service.requests) == 2
+    impatient = ServiceModel(until(600, answer(429, "600")), latency_s=0)
+    made: list[Delivery] = []
+
+    async def main() -> None:
+        made.append(Delivery(impatient, senders=4, give_up_after_s=300))
+        with pytest.raises(ExceptionGroup) as caught:
+            await made[0].deliver(numbered(4))
+        assert caught.group_contains(DeliveryGaveUpError, match="stays pending")
+        assert anyio.current_time() == 300
+
+    in_virtual_time(main)
+    assert not made[0].settled
+    assert not made[0].refused
+
+
+@pytest.mark.parametrize("reply", [answer(503), no_answer("connect_error"), no_answer("read_timeout"), answer(429)])
+def test_a_service_that_is_away_is_asked_at_the_rate_of_probes_however_many_senders_there_are(reply: Reply):
+    seconds = 300.0
+    counts = {}
+    for senders in (1, 64):
+        service = ServiceModel(until(seconds, reply))
+        run(lambda service=service, senders=senders: Delivery(service, senders=senders), numbered(200))
+        counts[senders] = len(service.requests_between(1, seconds))
+        assert all(request.in_flight == 1 for request in service.requests_between(1, seconds))
+        after = service.requests_between(seconds)
+        assert max(request.in_flight for request in after) == senders
+        assert_no_burst(after, service.latency_s)
+        assert after[0].at < seconds + 5
+    assert 60 < counts[64] < 240, "uniform in 0 to 5 seconds: one in 2.5 on the average"
+    assert 60 < counts[1] < 240
+
+
+def test_an_hour_away_costs_requests_by_the_minute_and_no_event():
+    service = ServiceModel(until(3600, answer(503)))
+    run(lambda: Delivery(service, senders=16), numbered(300))
+    assert 700 < len(service.requests_between(1, 3600)) < 2_500
+    events = [(request.at, len(request.numbers)) for request in service.requests_between(3600)]
+    assert sum(count for at, count in events if at < 3610) == 3000, "full speed again within ten seconds"
+
+
+def test_single_failures_do_not_hold_the_others():
+    rng = Random(7)
+    service = ServiceModel(lambda _: answer(503) if rng.random() < 0.05 else None)
+    with capture_logs() as logs:
+        run(lambda: Delivery(service, senders=8), numbered(2000))
+    assert [entry for entry in logs if entry["event"] == "delivery_paused"] == []
+    assert len([entry for entry in logs if entry["event"] == "retry_scheduled"]) > 50
+    assert service.requests[-1].at < 2000 / 8 * service.latency_s * 1.5 + 1
+
+
+def test_a_one_shot_run_gives_up_when_nothing_was_accepted_for_too_long():
+    service = ServiceModel(until(10_000, answer(503)))
+
+    async def main() -> None:
+        delivery = Delivery(service, senders=3, give_up_after_s=900)
+        with pytest.raises(ExceptionGroup) as caught:
+            await delivery.deliver(numbered(3))
+        assert caught.group_contains(DeliveryGaveUpError, match="nothing was accepted for 900 s")
+        assert 900 <= anyio.current_time() <= 901
+
+    in_virtual_time(main)
+
+
+def test_a_batch_that_alone_fails_does_not_stop_the_others_but_the_patience_begins_with_the_last_acceptance():
+    service = ServiceModel(lambda request: answer(500) if 3 in request.numbers else None)
+    made: list[Delivery] = []
+
+    async def main() -> None:
+        made.append(Delivery(service, senders=2, give_up_after_s=900))
+        with pytest.raises(ExceptionGroup) as caught:
+            await made[0].deliver(numbered(300))
+        assert caught.group_contains(DeliveryGaveUpError)
+
+    in_virtual_time(main)
+    assert len(made[0].settled) == 2990
+    assert not made[0].refused
+
+
+def test_a_stop_wakes_senders_from_their_backoff():
+    service = ServiceModel(until(100, answer(503)), latency_s=0)
+
+    async def main() -> None:
+        delivery = Delivery(service, senders=2, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(delivery.deliver, numbered(2))
+            await anyio.sleep(101)
+            assert not delivery.settled
+            delivery.gate.hurry()
+        assert anyio.current_time() < 103
+
+    in_virtual_time(main)
+
+
+def test_a_stop_does_not_break_a_wait_that_the_service_asked_for():
+    service = ServiceModel(script(answer(429, "20")), latency_s=0)
+
+    async def main() -> None:
+        delivery = Delivery(service)
+        async with anyio.create_task_group() as group:
+            group.start_soon(delivery.deliver, numbered(1))
+            await anyio.sleep(1)
+            delivery.gate.hurry()
+        assert anyio.current_time() >= 20
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("rate", [100.0, 1000.0, 5000.0])
+def test_the_rate_is_kept_by_all_senders_together(rate: float):
+    service = ServiceModel(latency_s=0.001)
+    run(lambda: Delivery(service, senders=8, rate_limit_events_per_second=rate), numbered(500))
+    seconds = service.requests[-1].at
+    assert seconds == pytest.approx(4990 / rate, rel=0.01)
+
+
+def test_senders_beyond_the_limit_take_no_batch_and_still_end():
+    service = ServiceModel(latency_s=1)
+    delivery = run(lambda: Delivery(service, concurrency="adaptive", max_concurrency=256), numbered(3))
+    assert len({request.sender for request in service.requests}) <= 4
+    assert delivery.counts.batches == 3
+
+
+# What lies in the records ------------------------------------------------------------
+
+
+def refuses(poison: set[int], status: int = 400, words: str = "IP is bad") -> Callable[[Request], Reply | None]:
+    """Refuse a batch as a whole if it holds poison, without naming it."""
+    body = b'{"statusCode":%d,"message":"%b"}' % (status, words.encode())
+    return lambda request: answer(status, body=body) if poison & set(request.numbers) else None
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 249, 250, 377, 498, 499])
+@pytest.mark.parametrize("status", [400, 409, 415, 422])
+def test_one_bad_record_of_a_batch_is_found_in_few_requests_and_the_others_are_delivered(guilty: int, status: int):
+    service = ServiceModel(refuses({guilty}, status))
+    delivery = run(lambda: Delivery(service), [batch_of(range(500))])
+    assert delivery.refused.keys() == {guilty}
+    refusal = delivery.refused[guilty]
+    assert (refusal.rule, refusal.message, refusal.status, refusal.is_ambiguous) == (
+        "rejected",
+        "IP is bad",
+        status,
+        False,
+    )
+    assert set(service.stored.values()) == {1}, "nothing good was sent twice"
+    assert len(service.requests) <= 2 * ceil(log2(500)) + 2
+    assert refusal.attempts <= 10
+
+
+@settings(max_examples=60, deadline=None)
+@given(poison=st.sets(st.integers(0, 99), max_size=30), size=st.integers(1, 100))
+def test_exactly_the_bad_records_are_refused_however_they_lie(poison: set[int], size: int):
+    service = ServiceModel(refuses(poison), latency_s=0.001)
+    batches = [batch_of(range(start, min(start + size, 100)), number=start + 1) for start in range(0, 100, size)]
+    delivery = run(lambda: Delivery(service, senders=3, poison_limit=100), batches)
+    assert delivery.refused.keys() == poison
+    assert service.stored.keys() == set(range(100)) - poison
+
+
+def test_other_batches_are_not_held_up_by_one_that_is_taken_apart():
+    service = ServiceModel(refuses({5}))
+    run(lambda: Delivery(service, senders=2), numbered(40))
+    apart = {request.sender for request in service.requests if request.at < 1 and 5 in request.numbers}
+    assert len(apart) == 1
+    last = max(request.at for request in service.requests if 5 in request.numbers)
+    others = [request for request in service.requests if request.at <= last and request.sender not in apart]
+    assert len(others) >= last / service.latency_s * 0.9
+
+
+def test_records_that_a_refusal_names_are_sent_alone_at_once():
+    body = b'{"errors":[{"index":3,"message":"bad"},{"index":7,"message":"bad"}]}'
+    inner = refuses({3, 7})
+    service = ServiceModel(lambda request: answer(422, body=body) if len(request.numbers) == 10 else inner(request))
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert delivery.refused.keys() == {3, 7}
+    assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 8, 9], [3], [7]]
+
+
+def test_a_refusal_that_names_everybody_comes_to_an_end():
+    body = b'{"errors":[%b]}' % b",".join(b"%d" % index for index in range(10))
+    service = ServiceModel(lambda request: answer(422, body=body) if len(request.numbers) == 10 else None)
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert not delivery.refused
+    assert len(service.requests) <= 2 * ceil(log2(10)) + 2
+
+
+def test_a_success_that_names_refused_records_settles_each_as_it_says():
+    body = b'{"accepted":8,"rejected":[{"index":3,"field":"IP","message":"bad"},{"index":7}]}'
+    service = ServiceModel(script(answer(202, body=body)))
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert delivery.refused.keys() == {3, 7}
+    assert delivery.refused[3].message == "IP: bad"
+    assert len(service.requests) == 1
+
+
+def test_a_success_that_counts_refused_records_without_naming_them_is_taken_apart():
+    def judge(request: Request) -> Reply:
+        refused = len({4, 8} & set(request.numbers))
+        taken = len(request.numbers) - refused
+        return answer(202, body=b'{"accepted":%d,"rejected":%d}' % (taken, refused))
+
+    delivery = run(lambda: Delivery(ServiceModel(judge)), [batch_of(range(10))])
+    assert delivery.refused.keys() == {4, 8}
+
+
+def test_a_part_that_the_service_could_not_take_for_now_is_sent_again():
+    body = b'[{"index":1,"status":503},{"index":4,"status":422,"message":"bad"},{"index":6,"status":429}]'
+    service = ServiceModel(script(answer(207, body=body)), latency_s=0)
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert delivery.refused.keys() == {4}
+    assert service.requests[1].numbers == [1, 6]
+    assert service.requests[1].at > 0
+
+
+def test_a_refusal_after_an_answer_that_was_lost_is_ambiguous():
+    service = ServiceModel(script(no_answer(was_sent=True), answer(409, body=b'{"message":"EventId is known"}')))
+    delivery = run(lambda: Delivery(service), [batch_of([1])])
+    assert delivery.refused[1].is_ambiguous
+    assert delivery.refused[1].attempts == 2
+
+
+def test_a_refusal_after_a_connection_that_never_stood_is_not_ambiguous():
+    service = ServiceModel(script(no_answer("connect_error", was_sent=False), answer(400)))
+    assert not run(lambda: Delivery(service), [batch_of([1])]).refused[1].is_ambiguous
+
+
+# The brake ------------------------------------------------------------
+
+
+def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_allows():
+    service = ServiceModel(until(UNTIL_IT_RECOVERS, answer(400)))
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, senders=4, poison_limit=20), numbered(100))
+    assert len(delivery.refused) == 20
+    assert [entry["reason"] for entry in logs if entry["event"] == "delivery_paused"] == ["systematic_rejection"]
+    assert len(delivery.settled) == 980, "when it is mended, all others are delivered"
+    first = next(number for number, request in enumerate(service.requests) if request.at > 5)
+    assert len(service.requests_between(service.requests[first].at, UNTIL_IT_RECOVERS)) < 60
+
+
+def test_a_success_that_names_everybody_is_braked_too():
+    def everybody(request: Request) -> Reply:
+        named = b",".join(b"%d" % number for number in range(len(request.numbers)))
+        return answer(202, body=b'{"rejected":[%b]}' % named)
+
+    service = ServiceModel(lambda request: everybody(request) if request.at < UNTIL_IT_RECOVERS else None)
+    delivery = run(lambda: Delivery(service, senders=2, poison_limit=25), numbered(10))
+    assert len(delivery.refused) == 20
+
+
+def test_a_batch_of_nothing_but_bad_records_does_not_hold_up_those_of_other_senders():
+    service = ServiceModel(refuses(set(range(100))))
+    made: list[Delivery] = []
+
+    async def main() -> None:
+        made.append(Delivery(service, senders=2, poison_limit=10, give_up_after_s=900))
+        with pytest.raises(ExceptionGroup) as caught:
+            await made[0].deliver([batch_of(range(100)), *numbered(60)[10:]])
+        assert caught.group_contains(DeliveryGaveUpError, match="one after the other")
+
+    in_virtual_time(main)
+    assert len(made[0].settled) == 500
+    assert 10 <= len(made[0].refused) < 100, "what is left of it is pending"
+
+
+def test_an_acceptance_between_refusals_begins_the_count_anew():
+    poison = set(range(0, 400, 4))
+    service = ServiceModel(refuses(poison))
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, poison_limit=3), [batch_of(range(400))])
+    assert delivery.refused.keys() == poison
+    assert not [entry for entry in logs if entry["event"] == "delivery_paused"]
+
+
+# Sizes ------------------------------------------------------------
+
+
+def at_most(max_bytes: int) -> Callable[[Request], Reply | None]:
+    return lambda request: answer(413) if len(request.body) > max_bytes else None
+
+
+def test_a_batch_that_is_too_large_is_halved_and_the_size_that_works_is_remembered():
+    service = ServiceModel(at_most(3_000))
+    batches = [batch_of(range(100 * n, 100 * (n + 1)), number=n + 1) for n in range(20)]
+    assert len(batches[0].body) > 6_000
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, senders=2), batches)
+    assert not delivery.refused
+    too_large = [request for request in service.requests if len(request.body) > 3_000]
+    assert 0 < len(too_large) <= 6, "only what was on its way when the size was learned"
+    assert [entry["max_bytes"] > 1_500 for entry in logs if entry["event"] == "batch_size_lowered"] in (
+        [True],
+        [True] * 2,
+    )
+    assert set(service.stored.values()) == {1}
+
+
+def test_a_record_that_is_too_large_alone_is_refused_and_its_neighbours_are_delivered():
+    service = ServiceModel(at_most(300))
+    large = batch_of([5], padding=500)
+    batches = [batch_of(range(5)), large, batch_of(range(6, 11))]
+    delivery = run(lambda: Delivery(service), batches)
+    assert delivery.refused.keys() == {5}
+    assert delivery.refused[5].rule == "too_large"
+
+
+# Compression ------------------------------------------------------------
+
+
+def takes_compressed(status: int, *, times: int = 0) -> Callable[[Request], Reply | None]:
+    """Take so many compressed bodies, then refuse them."""
+    taken = 0
+
+    def judge(request: Request) -> Reply | None:
+        nonlocal taken
+        taken += bool(request.encoding)
+        return answer(status) if request.encoding and taken > times else None
+
+    return judge
+
+
+@pytest.mark.parametrize(("status", "times"), [(415, 0), (400, 0), (415, 2)])
+def test_bodies_are_sent_as_they_are_once_the_service_refuses_compressed_ones(status: int, times: int):
+    service = ServiceModel(takes_compressed(status, times=times), latency_s=0)
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, is_compressing=True), numbered(5))
+    assert [request.encoding for request in service.requests] == ["gzip"] * (times + 1) + [""] * (5 - times)
+    assert not delivery.refused
+    assert [entry["event"] for entry in logs if entry["event"] == "compression_refused"] == ["compression_refused"]
+
+
+def test_a_service_that_understands_compressed_bodies_may_refuse_a_record_all_the_same():
+    service = ServiceModel(refuses({13}))
+    delivery = run(lambda: Delivery(service, is_compressing=True), numbered(3))
+    assert delivery.refused.keys() == {13}
+    assert {request.encoding for request in service.requests} == {"gzip"}
+
+
+# Traces ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_each_attempt_has_a_trace_of_its_own_unless_they_are_switched_off(is_on: bool):
+    service = ServiceModel(script(answer(503), answer(401)))
+    run(lambda: Delivery(service, traceparent=is_on), [batch_of([1])])
+    traces = [request.traceparent for request in service.requests]
+    if is_on:
+        assert len(set(traces)) == len(traces) == 3
+        assert all(re.fullmatch("00-[0-9a-f]{32}-[0-9a-f]{16}-01", trace) for trace in traces)
+    else:
+        assert set(traces) == {""}

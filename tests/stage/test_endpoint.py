@@ -2,371 +2,374 @@
 
 from __future__ import annotations
 
-import shutil
-import ssl
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+import gzip
+import socket
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.abc
 import msgspec
 import pytest
-from anyio.streams.tls import TLSStream
 
 from shipper import __version__
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
+from shipper.delivery.credentials import Authorization
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
+from shipper.delivery.verdicts import Answer
 from shipper.errors import ConfigError
-from shipper.secrets import LiteralSecret
+from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 
-Handler = Callable[[anyio.abc.ByteStream], Awaitable[None]]
-ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 SETTINGS = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
-
-
-class Server:
-    """Answers each request on each connection with the next item of a script; the last one goes on for ever."""
-
-    def __init__(self, *script: bytes | Handler) -> None:
-        self.script = list(script)
-        self.requests: list[bytes] = []
-        self.connections = 0
-
-    async def handle(self, stream: anyio.abc.ByteStream) -> None:
-        self.connections += 1
-        async with stream:
-            try:
-                while True:
-                    self.requests.append(await read_request(stream))
-                    item = self.script.pop(0) if len(self.script) > 1 else self.script[0]
-                    if callable(item):
-                        await item(stream)
-                    else:
-                        await stream.send(item)
-            except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError):
-                return
-
-
-async def read_request(stream: anyio.abc.ByteStream) -> bytes:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        data += await stream.receive()
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
-    while len(body) < length:
-        body += await stream.receive()
-    return head + b"\r\n\r\n" + body
+AUTHORIZATION = Authorization("the-token", "the-key")
+UNFIT = Authorization("secret-token ", "secret-key")
 
 
 @asynccontextmanager
-async def serving(server: Server, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    async def handle(stream: anyio.abc.SocketStream) -> None:
-        async with stream:
-            if context is None:
-                await server.handle(stream)
-                return
-            try:
-                encrypted = await TLSStream.wrap(
-                    stream, ssl_context=context, server_side=True, standard_compatible=False
-                )
-            except (anyio.BrokenResourceError, anyio.EndOfStream, ssl.SSLError):
-                return
-            await server.handle(encrypted)
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    with anyio.fail_after(20):
-        async with listener, anyio.create_task_group() as group:
-            group.start_soon(listener.serve, handle)
-            yield listener.extra(anyio.abc.SocketAttribute.local_port)
-            group.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def endpoint(
-    port: int, *, scheme: str = "http", host: str = "127.0.0.1", ca: Path | None = None, **changes: Any
-) -> AsyncIterator[Endpoint]:
-    settings = EndpointSettings(
-        base_url=f"{scheme}://{host}:{port}",
-        subscription_key=LiteralSecret("the-key"),
-        token=LiteralSecret("the-token"),
-        ca_bundle=ca,
-    )
-    used = Endpoint(
-        settings,
-        msgspec.structs.replace(SETTINGS, **changes),
-        section="intake",
-        ssl_context=make_ssl_context(settings),
-    )
+async def endpoint(url: str, **changes: Any) -> AsyncIterator[Endpoint]:
+    delivery = msgspec.structs.replace(SETTINGS, **changes)
+    used = Endpoint(EndpointSettings(base_url=url), delivery, section="intake", ssl_context=None)
     try:
-        yield used
+        with anyio.fail_after(20):
+            yield used
     finally:
         await used.aclose()
 
 
-async def post(used: Endpoint, body: bytes = b"[1]") -> bytes:
-    return (await used.request("POST", "/x", body, max_answer_bytes=1000)).body
+async def post(used: Endpoint, body: bytes = b"[1]", **options: Any) -> Answer:
+    options = {"authorization": AUTHORIZATION, "max_answer_bytes": 1000, **options}
+    return await used.request("POST", "/x", body, **options)
+
+
+async def failure(used: Endpoint) -> NoAnswerError:
+    with pytest.raises(NoAnswerError) as caught:
+        await post(used)
+    return caught.value
+
+
+def head_of(request: bytes) -> list[str]:
+    return request.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+
+
+def answering(*headers: str) -> bytes:
+    return "\r\n".join(["HTTP/1.1 200 OK", "Content-Length: 0", *headers, "", ""]).encode("latin-1")
 
 
 # The wire ------------------------------------------------------------------------------------------------------------
 
 
 async def test_a_request_is_the_documented_headers_and_the_body_and_nothing_else():
-    server = Server(ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        answer = await used.request("POST", "/dim/v1/player/activities", b'{"a":1}', max_answer_bytes=100)
-    (request,) = server.requests
-    head, _, body = request.partition(b"\r\n\r\n")
-    first, *headers = head.decode().split("\r\n")
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            answer = await used.request(
+                "POST", "/dim/v1/player/activities", b'{"a":1}', authorization=AUTHORIZATION, max_answer_bytes=100
+            )
+    (request,) = origin.requests
+    first, *headers = head_of(request)
     assert first == "POST /dim/v1/player/activities HTTP/1.1"
-    assert sorted(header.lower() for header in headers) == sorted(
+    assert sorted(headers) == sorted(
         [
-            f"host: 127.0.0.1:{port}",
-            "content-type: application/json",
-            "cache-control: no-cache",
-            "authorization: bearer the-token",
-            "ocp-apim-subscription-key: the-key",
-            f"user-agent: shipper/{__version__}",
-            "content-length: 7",
+            f"Host: 127.0.0.1:{origin.port}",
+            "Content-Type: application/json",
+            "Cache-Control: no-cache",
+            "Authorization: Bearer the-token",
+            "Ocp-Apim-Subscription-Key: the-key",
+            f"User-Agent: shipper/{__version__}",
+            "Content-Length: 7",
         ]
     )
-    assert "Authorization: Bearer the-token" in headers, "the scheme and the token as they are"
-    assert body == b'{"a":1}'
+    assert request.endswith(b'\r\n\r\n{"a":1}')
     assert (answer.status, answer.content_type, answer.body) == (202, "application/json", b"{}")
 
 
+async def test_a_trace_and_an_encoding_are_headers_of_the_one_request_that_has_them():
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            await post(used)
+            await post(used, traceparent="00-1-2-01", encoding="gzip")
+            await post(used)
+    plain, traced, again = (head_of(request) for request in origin.requests)
+    assert set(traced) - set(plain) == {"traceparent: 00-1-2-01", "Content-Encoding: gzip"}
+    assert again == plain
+
+
+async def test_each_request_has_the_credentials_that_it_was_given():
+    old, new = Authorization("old-token", "old-key"), Authorization("new-token", "new-key")
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            for each in (old, Authorization(*old), new, old):
+                await post(used, authorization=each)
+    heads = [" ".join(head_of(request)) for request in origin.requests]
+    assert [("old-token" in head, "old-key" in head) for head in heads] == [(True,) * 2] * 2 + [
+        (False,) * 2,
+        (True,) * 2,
+    ]
+    assert [("new-token" in head, "new-key" in head) for head in heads] == [(False,) * 2] * 2 + [
+        (True,) * 2,
+        (False,) * 2,
+    ]
+    assert origin.accepted == 1
+
+
+async def test_a_request_without_a_body_tells_no_length():
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            await used.request("GET", "/x", authorization=AUTHORIZATION, max_answer_bytes=100)
+    first, *headers = head_of(origin.requests[0])
+    assert first == "GET /x HTTP/1.1"
+    assert not [header for header in headers if header.lower().startswith(("content-length", "transfer-encoding"))]
+
+
 async def test_nothing_of_an_answer_is_taken_over_into_the_next_request():
-    cookie = ACCEPTED.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n")
-    server = Server(cookie)
-    async with serving(server) as port, endpoint(port) as used:
-        await post(used)
-        await post(used)
-    assert server.requests[0] == server.requests[1]
-    assert server.connections == 1
+    with Origin(ACCEPTED.replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b; Path=/\r\n\r\n")) as origin:
+        async with endpoint(origin.url) as used:
+            await post(used)
+            await post(used)
+    assert origin.requests[0] == origin.requests[1]
+    assert origin.accepted == 1
 
 
 async def test_a_redirect_is_an_answer_and_is_not_followed():
     redirect = b"HTTP/1.1 307 Temporary Redirect\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
-    server = Server(redirect, ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        assert (await used.request("POST", "/x", b"1", max_answer_bytes=10)).status == 307
-    assert len(server.requests) == 1
+    with Origin(redirect, ACCEPTED) as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used)).status == 307
+    assert len(origin.requests) == 1
 
 
 async def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    async with serving(Server(ACCEPTED)) as port, endpoint(port) as used:
-        assert await post(used) == b"{}"
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used)).body == b"{}"
 
 
 async def test_a_large_body_arrives_whole():
     body = b"z" * 3_000_000
-    server = Server(ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        await post(used, body)
-    assert server.requests[0].endswith(b"\r\n\r\n" + body)
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            await post(used, body)
+    assert origin.requests[0].endswith(b"\r\n\r\n" + body)
+
+
+def test_a_compressed_body_is_the_body_and_always_the_same():
+    body = b'{"EventType":"Acquisition"}' * 1000
+    packed = compressed(body)
+    assert gzip.decompress(packed) == body
+    assert len(packed) < len(body) / 10
+    assert packed[4:8] == bytes(4), "no time of day, which would make two attempts differ"
+    assert compressed(body) == packed
+    assert gzip.decompress(compressed(b"")) == b""
+
+
+# Answers -------------------------------------------------------------------------------------------------------------
+
+
+async def test_what_an_answer_tells_beside_its_body_is_kept():
+    told = answering(
+        "Content-type: Text/HTML; charset=x",
+        "RETRY-AFTER: 7",
+        "Date: Sun, 06 Nov 1994 08:49:37 GMT",
+        "x-request-id: r-1",
+    )
+    with Origin(told) as origin:
+        async with endpoint(origin.url) as used:
+            answer = await post(used)
+    assert answer == Answer(200, "text/html", "7", b"", date="Sun, 06 Nov 1994 08:49:37 GMT", request_id="r-1")
+
+
+@pytest.mark.parametrize(
+    ("headers", "request_id"),
+    [
+        ((), ""),
+        (("request-id: a",), "a"),
+        (("request-id: a", "X-Request-ID: b"), "b"),
+        (("request-id: a", "x-request-id: b", "x-ms-request-id: c"), "c"),
+        (("x-request-id: Az09._:/+=-",), "Az09._:/+=-"),
+        (("x-request-id: " + "x" * 128,), "x" * 128),
+        (("x-request-id: " + "x" * 129,), ""),
+        (("x-request-id: two words",), ""),
+        (("x-request-id: \xe9",), ""),
+        (("x-request-id: <script>",), ""),
+        (("x-request-id:",), ""),
+    ],
+)
+async def test_an_id_of_the_request_is_taken_if_it_can_be_shown(headers: tuple[str, ...], request_id: str):
+    with Origin(answering(*headers)) as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used)).request_id == request_id
 
 
 async def test_a_chunked_answer_is_put_together():
     chunked = b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n"
-    async with serving(Server(chunked)) as port, endpoint(port) as used:
-        assert await post(used) == b"{}"
-        assert await post(used) == b"{}"
+    with Origin(chunked) as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used)).body == b"{}"
+            assert (await post(used)).body == b"{}"
+    assert origin.accepted == 1
 
 
 async def test_more_than_the_limit_of_an_answer_is_not_read_and_the_next_request_works():
-    async def endless(stream: anyio.abc.ByteStream) -> None:
-        await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+    def endless(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
         while True:
-            await stream.send(b"y" * 65_536)
+            connection.sendall(b"y" * 65_536)
 
-    async with serving(Server(endless, ACCEPTED)) as port, endpoint(port) as used:
-        assert await post(used) == b"y" * 1000
-        assert await post(used) == b"{}"
+    with Origin(endless, ACCEPTED) as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used)).body == b"y" * 1000
+            assert (await post(used)).body == b"{}"
+
+
+async def test_an_answer_before_the_body_was_read_is_an_answer():
+    class Hasty(Origin):
+        def handle(self, connection: socket.socket) -> None:
+            connection.recv(1)
+            connection.sendall(b"HTTP/1.1 413 Too Large\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            connection.shutdown(socket.SHUT_WR)
+            stall(connection)
+
+    with Hasty() as origin:
+        async with endpoint(origin.url) as used:
+            assert (await post(used, b"z" * 8_000_000)).status == 413
 
 
 # Trouble -------------------------------------------------------------------------------------------------------------
 
 
-async def nothing(stream: anyio.abc.ByteStream) -> None:
-    await stream.aclose()
+def half_a_body(connection: socket.socket) -> None:
+    connection.sendall(ACCEPTED[:-1])
+    close(connection)
 
 
-async def half_a_head(stream: anyio.abc.ByteStream) -> None:
-    await stream.send(b"HTTP/1.1 202 Acc")
-    await stream.aclose()
+def no_http(connection: socket.socket) -> None:
+    connection.sendall(b"220 mail.example.com ESMTP\r\n")
+    close(connection)
 
 
-async def half_a_body(stream: anyio.abc.ByteStream) -> None:
-    await stream.send(ACCEPTED[:-1])
-    await stream.aclose()
+@pytest.mark.parametrize("trouble", [close, reset, head_and_close, half_a_body, no_http])
+async def test_an_answer_that_is_not_whole_is_no_answer_and_the_next_request_works(trouble: Reply):
+    with Origin(trouble, ACCEPTED) as origin:
+        async with endpoint(origin.url) as used:
+            error = await failure(used)
+            assert origin.url in str(error)
+            assert error.cause == ("read_error" if trouble is reset else "remote_protocol_error")
+            assert (error.is_tls, error.is_stale, error.was_sent) == (False, False, True)
+            assert (await post(used)).body == b"{}"
+    assert len(origin.requests) == 2, "a request is not repeated behind the sender's back"
 
 
-async def no_http(stream: anyio.abc.ByteStream) -> None:
-    await stream.send(b"220 mail.example.com ESMTP\r\n")
-    await stream.aclose()
+def silence_behind_the_head(connection: socket.socket) -> None:
+    connection.sendall(ACCEPTED[:-1])
+    stall(connection)
 
 
-@pytest.mark.parametrize("trouble", [nothing, half_a_head, half_a_body, no_http])
-async def test_an_answer_that_is_not_whole_is_no_answer_and_the_next_request_works(trouble: Handler):
-    server = Server(trouble, ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        with pytest.raises(NoAnswerError, match=f"127.0.0.1:{port}") as caught:
-            await post(used)
-        assert caught.value.cause in {"remote_protocol_error", "read_error"}
-        assert not caught.value.is_tls
-        assert await post(used) == b"{}"
-    assert len(server.requests) == 2, "a request is not repeated behind the sender's back"
+def dripping(data: bytes) -> Reply:
+    def reply(connection: socket.socket) -> None:
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.01)
+        stall(connection)
+
+    return reply
 
 
-async def silence(stream: anyio.abc.ByteStream) -> None:
-    await anyio.sleep_forever()
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        stall,
+        silence_behind_the_head,
+        dripping(b"HTTP/1.1 200 OK\r\n" + b"X-Slow: 1\r\n" * 1000),
+        dripping(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"." * 999),
+    ],
+    ids=["silence", "silence behind the head", "head byte by byte", "body byte by byte"],
+)
+async def test_an_answer_that_does_not_come_to_its_end_is_a_timeout_and_the_next_request_works(trouble: Reply):
+    with Origin(trouble, ACCEPTED) as origin:
+        async with endpoint(origin.url, read_timeout_seconds=0.1, connect_timeout_seconds=0.1) as used:
+            error = await failure(used)
+            assert (error.cause, error.is_stale, error.was_sent) == ("read_timeout", False, True)
+            assert "0.1 s" in str(error)
+            assert "delivery.read_timeout_seconds" in str(error)
+            assert (await post(used)).body == b"{}"
 
 
-async def silence_behind_the_head(stream: anyio.abc.ByteStream) -> None:
-    await stream.send(ACCEPTED[:-1])
-    await anyio.sleep_forever()
+async def test_a_body_that_is_not_taken_is_a_timeout_that_names_its_setting():
+    class Deaf(Origin):
+        def handle(self, connection: socket.socket) -> None:
+            released.wait(20)
 
-
-async def trickle(stream: anyio.abc.ByteStream) -> None:
-    await stream.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-    while True:
-        await stream.send(b".")
-        await anyio.sleep(0.01)
-
-
-@pytest.mark.parametrize("trouble", [silence, silence_behind_the_head, trickle])
-async def test_an_answer_that_does_not_come_to_its_end_is_a_timeout_and_the_next_request_works(trouble: Handler):
-    async with (
-        serving(Server(trouble, ACCEPTED)) as port,
-        endpoint(port, read_timeout_seconds=0.1, connect_timeout_seconds=0.1) as used,
-    ):
-        with pytest.raises(NoAnswerError) as caught:
-            await post(used)
-        assert caught.value.cause == "read_timeout"
-        assert await post(used) == b"{}"
+    released = threading.Event()
+    with Deaf() as origin:
+        async with endpoint(origin.url, read_timeout_seconds=0.2) as used:
+            with pytest.raises(NoAnswerError, match=r"delivery\.read_timeout_seconds") as caught:
+                await post(used, b"z" * 64_000_000)
+        released.set()
+    assert (caught.value.cause, caught.value.was_sent) == ("write_timeout", True)
 
 
 async def test_nobody_there_is_a_connect_error():
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
-    port = listener.extra(anyio.abc.SocketAttribute.local_port)
-    await listener.aclose()
-    async with endpoint(port) as used:
-        with pytest.raises(NoAnswerError, match=f"cannot connect to http://127.0.0.1:{port}") as caught:
-            await post(used)
-    assert (caught.value.cause, caught.value.is_tls) == ("connect_error", False)
+    with Origin() as origin:
+        pass
+    async with endpoint(origin.url) as used:
+        error = await failure(used)
+    assert str(error) == f"cannot connect to {origin.url}: Connection refused"
+    assert (error.cause, error.is_tls, error.was_sent) == ("connect_error", False, False)
+
+
+async def test_a_host_that_takes_no_connections_is_a_connect_timeout_that_names_its_setting():
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, socket.socket() as one, socket.socket() as two:
+        for filler in (one, two):
+            filler.setblocking(False)
+            filler.connect_ex(full.getsockname())
+        async with endpoint(f"http://127.0.0.1:{full.getsockname()[1]}", connect_timeout_seconds=0.2) as used:
+            error = await failure(used)
+    assert (error.cause, error.was_sent) == ("connect_timeout", False)
+    assert "0.2 s; see delivery.connect_timeout_seconds" in str(error)
 
 
 async def test_a_request_that_was_cancelled_leaves_a_usable_endpoint():
-    server = Server(silence, ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        async with anyio.create_task_group() as group:
-            group.start_soon(post, used)
-            while not server.requests:
-                await anyio.sleep(0.001)
-            group.cancel_scope.cancel()
-        assert await post(used) == b"{}"
+    with Origin(stall, ACCEPTED) as origin:
+        async with endpoint(origin.url) as used:
+            async with anyio.create_task_group() as group:
+                group.start_soon(post, used)
+                while not origin.requests:
+                    await anyio.sleep(0.001)
+                group.cancel_scope.cancel()
+            assert (await post(used)).body == b"{}"
 
 
-async def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_error():
-    async def answer_and_close(stream: anyio.abc.ByteStream) -> None:
-        await stream.send(ACCEPTED)
-        await stream.aclose()
-        closed.set()
-
-    closed = anyio.Event()
-    server = Server(answer_and_close, ACCEPTED)
-    async with serving(server) as port, endpoint(port) as used:
-        await post(used)
-        await closed.wait()
-        await anyio.wait_all_tasks_blocked()
-        assert await post(used) == b"{}"
-    assert server.connections == 2
+async def test_credentials_that_no_header_can_carry_are_not_shown():
+    with Origin() as origin:
+        async with endpoint(origin.url) as used:
+            with pytest.raises(NoAnswerError) as caught:
+                await post(used, authorization=UNFIT)
+    assert not origin.requests
+    assert not caught.value.was_sent
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-# TLS -----------------------------------------------------------------------------------------------------------------
+async def test_an_answer_that_repeats_the_request_is_not_quoted():
+    def echo(connection: socket.socket) -> None:
+        connection.sendall(b"Authorization: Bearer the-token\r\n\r\n")
+        close(connection)
+
+    with Origin(echo) as origin:
+        async with endpoint(origin.url) as used:
+            error = await failure(used)
+    assert error.cause == "remote_protocol_error"
+    assert "the-token" not in "".join(traceback.format_exception(error))
 
 
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1, signed by itself, with its key in one file."""
-    if not shutil.which("openssl"):
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1 "
-        "-addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out certificate.pem"
-    )
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    return folder / "certificate.pem"
+def test_an_address_that_the_library_cannot_use_is_a_wrong_setting():
+    with pytest.raises(ConfigError, match=r"^report\.base_url: "):
+        Endpoint(EndpointSettings(base_url="https://1.2.3.999"), SETTINGS, section="report", ssl_context=None)
 
 
-@pytest.fixture
-def server_context(certificate: Path) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, certificate.with_name("key.pem"))
-    return context
-
-
-async def test_a_trusted_certificate_is_accepted(certificate: Path, server_context: ssl.SSLContext):
-    server = Server(ACCEPTED)
-    async with serving(server, server_context) as port, endpoint(port, scheme="https", ca=certificate) as used:
-        assert await post(used) == b"{}"
-        assert await post(used) == b"{}"
-    assert server.connections == 1
-
-
-async def test_an_unknown_certificate_is_a_fault_of_the_set_up_and_nothing_is_sent(server_context: ssl.SSLContext):
-    server = Server(ACCEPTED)
-    async with serving(server, server_context) as port, endpoint(port, scheme="https") as used:
-        with pytest.raises(NoAnswerError, match="certificate") as caught:
-            await post(used)
-    assert caught.value.is_tls
-    assert server.requests == []
-
-
-async def test_a_certificate_for_another_host_is_a_fault_of_the_set_up(
-    certificate: Path, server_context: ssl.SSLContext
-):
-    server = Server(ACCEPTED)
-    async with (
-        serving(server, server_context) as port,
-        endpoint(port, scheme="https", host="localhost", ca=certificate) as used,
-    ):
-        with pytest.raises(NoAnswerError) as caught:
-            await post(used)
-    assert caught.value.is_tls
-    assert server.requests == []
-
-
-class Greeter(Server):
-    """Speaks first, and not HTTP."""
-
-    async def handle(self, stream: anyio.abc.ByteStream) -> None:
-        await no_http(stream)
-
-
-async def test_a_server_that_speaks_no_tls_is_no_certificate_that_was_refused():
-    async with serving(Greeter(b"")) as port, endpoint(port, scheme="https") as used:
-        with pytest.raises(NoAnswerError) as caught:
-            await post(used)
-    assert not caught.value.is_tls
-
-
-def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path):
-    for path, data in (
-        (tmp_path / "empty.pem", b""),
-        (tmp_path / "text.pem", b"hello"),
-        (tmp_path / "absent.pem", None),
-    ):
-        if data is not None:
-            path.write_bytes(data)
-        with pytest.raises(ConfigError, match=path.name):
-            make_ssl_context(EndpointSettings(base_url="https://intake.example.com", ca_bundle=path))
-
-
-def test_a_plain_address_needs_no_authorities():
-    assert make_ssl_context(EndpointSettings(base_url="http://127.0.0.1:9")) is None
+def test_an_endpoint_shows_its_address_only():
+    used = Endpoint(EndpointSettings(base_url="http://127.0.0.1:9"), SETTINGS, section="intake", ssl_context=None)
+    assert repr(used) == "<Endpoint http://127.0.0.1:9>"

@@ -21,7 +21,7 @@ from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint, answer
-from tests.stage.test_endpoint import ACCEPTED, Server, serving
+from tests.stage.servers import ACCEPTED, Origin, close
 from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0
@@ -228,19 +228,14 @@ def test_the_exit_code_says_whether_anything_is_left_to_do(changes: dict[str, An
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
 
-async def cut(stream: anyio.abc.ByteStream) -> None:
-    await stream.aclose()
-
-
 async def test_files_arrive_through_a_socket_whatever_the_service_does_at_first(tmp_path: Path, store: Store):
     paths = [tmp_path / "a.log", tmp_path / "b.log"]
     lines = [line(number, ConsumerID=number + 1) + b"\n" for number in range(400)]
     paths[0].write_bytes(b"".join(lines[:150]))
     paths[1].write_bytes(b"".join(lines[150:]))
-    server = Server(BUSY, cut, BUSY, cut, ACCEPTED)
-    async with serving(server) as port:
+    with Origin(BUSY, close, BUSY, close, ACCEPTED) as server:
         pipeline = Pipeline(
-            settings(f"http://127.0.0.1:{port}", senders=3, batch_max_bytes=9000),
+            settings(server.url, senders=3, batch_max_bytes=9000),
             FilesOnce(
                 paths,
                 StreamBook([], count(1).__next__, max_record_bytes=2000),

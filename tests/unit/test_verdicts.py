@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from random import Random
+import json
 
 import pytest
 
-from shipper.delivery.verdicts import Action, Answer, full_jitter_s, judge
+from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Answer, judge
 
 JSON = "application/json"
 KEY_BODY = b'{"statusCode":401,"message":"Access denied due to invalid subscription key."}'
+QUOTA_BODY = b'{"statusCode":403,"message":"Out of call volume quota. Quota will be replenished in 00:10:05."}'
+RATE_BODY = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
 
 
 def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after: str = "") -> Answer:
@@ -25,28 +27,33 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
         (answer(204, content_type=""), Action.ACCEPT, ""),
         (answer(202, b"[" * 5000), Action.PAUSE, "unreadable_answer"),
         (answer(200, b"<html>", "text/html"), Action.PAUSE, "html_answer"),
-        (answer(202, b'{"accepted":2,"rejected":[{"index":1}]}'), Action.PAUSE, "partly_rejected"),
-        (answer(207, b"[]"), Action.PAUSE, "partly_rejected"),
+        (answer(202, b'{"accepted":2,"rejected":1}'), Action.BISECT, "rejected"),
+        (answer(200, b'{"success":false,"message":"no"}'), Action.PAUSE, "unexpected_answer"),
+        (answer(207, b"[]"), Action.PAUSE, "unreadable_answer"),
+        (answer(207, b'[{"index":0,"status":201}]'), Action.ACCEPT, ""),
         (answer(301), Action.PAUSE, "redirect"),
-        (answer(400), Action.PAUSE, "rejected"),
-        (answer(401, KEY_BODY), Action.PAUSE, "subscription_key"),
-        (answer(401, b'{"message":"JWT not present."}'), Action.PAUSE, "token"),
+        (answer(400), Action.BISECT, "rejected"),
+        (answer(401, KEY_BODY), Action.CHANGE_KEY, "subscription_key"),
+        (answer(401, b'{"message":"JWT not present."}'), Action.RENEW_TOKEN, "token"),
         (answer(403), Action.PAUSE, "forbidden"),
+        (answer(403, retry_after="9"), Action.THROTTLE, "quota"),
+        (answer(403, QUOTA_BODY), Action.THROTTLE, "quota"),
         (answer(404), Action.PAUSE, "not_found"),
         (answer(405), Action.PAUSE, "not_found"),
         (answer(408), Action.RETRY, "http_408"),
-        (answer(409), Action.PAUSE, "rejected"),
-        (answer(413), Action.PAUSE, "too_large"),
-        (answer(415), Action.PAUSE, "rejected"),
+        (answer(409), Action.BISECT, "rejected"),
+        (answer(413), Action.HALVE, "too_large"),
+        (answer(415), Action.BISECT, "rejected"),
         (answer(418), Action.PAUSE, "unexpected_answer"),
-        (answer(422), Action.PAUSE, "rejected"),
+        (answer(422), Action.BISECT, "rejected"),
         (answer(425), Action.RETRY, "http_425"),
-        (answer(429), Action.RETRY, "http_429"),
+        (answer(429), Action.THROTTLE, "throttled"),
         (answer(500), Action.RETRY, "http_500"),
         (answer(501), Action.PAUSE, "unexpected_answer"),
         (answer(502), Action.RETRY, "http_502"),
         (answer(503), Action.RETRY, "http_503"),
         (answer(504, b"<html>", "text/html"), Action.RETRY, "http_504"),
+        (answer(599), Action.RETRY, "http_599"),
     ],
     ids=lambda value: value.status if isinstance(value, Answer) else None,
 )
@@ -62,17 +69,42 @@ def test_every_status_has_a_verdict_and_only_success_is_acceptance(status: int):
     assert verdict.action is Action.ACCEPT or str(status) in verdict.message
 
 
-@pytest.mark.parametrize(("header", "seconds"), [("7", 7.0), ("0", 0.0), ("", None), ("soon", None), ("-1", None)])
-def test_retry_after_is_read_in_seconds(header: str, seconds: float | None):
-    assert judge(answer(503, retry_after=header)).retry_after_s == seconds
+@pytest.mark.parametrize("status", range(300, 600))
+def test_only_what_may_lie_in_the_records_takes_a_batch_apart(status: int):
+    is_taken_apart = judge(answer(status)).action in {Action.BISECT, Action.HALVE}
+    assert is_taken_apart == (status in {400, 409, 413, 415, 422})
 
 
-def test_known_words_of_a_gateway_are_quoted_and_nothing_else_of_a_body():
+def test_the_wait_that_was_asked_for_is_in_the_verdict():
+    assert judge(answer(503, retry_after="7")).retry_after_s == 7
+    assert judge(answer(429, RATE_BODY)).retry_after_s == 7
+    assert judge(answer(403, QUOTA_BODY)).retry_after_s == 605
+    assert judge(answer(503)).retry_after_s is None
+
+
+def test_an_answer_may_leave_open_whether_the_batch_was_taken():
+    assert {status for status in range(300, 600) if judge(answer(status)).is_ambiguous} >= {500, 502, 503, 504, 408}
+    assert not any(judge(answer(status)).is_ambiguous for status in (400, 401, 403, 404, 413, 422, 429))
+
+
+def test_known_words_of_a_gateway_are_quoted_in_a_message_and_nothing_else_of_a_body():
     assert "Resource not found" in judge(answer(404, b'{"message":"Resource not found: /x"}')).message
     assert "invalid subscription key" in judge(answer(401, KEY_BODY)).message
-    assert "192.0.2.9" not in judge(answer(400, b'{"message":"IP 192.0.2.9 is bad"}')).message
-    assert "192.0.2.9" not in judge(answer(404, b'{"message":"x","IP":"192.0.2.9"}')).message
-    assert "192.0.2.9" not in judge(answer(400, b"bad IP 192.0.2.9", "text/plain")).message
+    for body in (
+        b'{"message":"IP 192.0.2.9 is bad"}',
+        b'{"message":"x","IP":"192.0.2.9"}',
+        b'{"errors":[{"index":0,"message":"192.0.2.9"}]}',
+        b"bad IP 192.0.2.9",
+    ):
+        for status in (200, 400, 401, 403, 404, 413, 429, 500):
+            assert "192.0.2.9" not in judge(answer(status, body)).message
+
+
+def test_the_words_for_the_dead_letters_are_the_services_own_up_to_their_limit():
+    assert judge(answer(422, b'{"statusCode":422,"message":"IP 192.0.2.9 is bad"}')).words == "IP 192.0.2.9 is bad"
+    assert judge(answer(422, b'{"error":{"code":7,"message":"no"}}')).words == "no"
+    assert judge(answer(422, b"  plain \xff words ", "text/plain")).words == "plain \N{REPLACEMENT CHARACTER} words"
+    assert len(judge(answer(400, b"x" * 100_000)).words) == WORDS_BYTES
 
 
 def test_the_advice_names_the_section_that_is_to_be_checked():
@@ -80,10 +112,45 @@ def test_the_advice_names_the_section_that_is_to_be_checked():
     assert "intake.base_url" in judge(answer(302)).message
 
 
-@pytest.mark.parametrize("attempt", [1, 2, 5, 20, 5000])
-def test_jitter_is_drawn_under_the_cap(attempt: int):
-    rng = Random(attempt)
-    waits = [full_jitter_s(attempt, initial_s=0.5, max_s=60, rng=rng) for _ in range(300)]
-    cap = min(60, 0.5 * 2 ** min(attempt - 1, 50))
-    assert 0 <= min(waits) < 0.1 * cap
-    assert 0.9 * cap < max(waits) <= cap
+def test_refused_events_are_named_by_a_success_and_by_a_refusal():
+    body = b'{"rejected":[{"index":1,"message":"no"}]}'
+    assert judge(answer(202, body), event_ids=lambda: ["a", "b"]).results.rejected == {1: "no"}
+    refused = judge(answer(400, body), event_ids=lambda: ["a", "b"])
+    assert (refused.action, refused.results.rejected) == (Action.BISECT, {1: "no"})
+
+
+@pytest.mark.parametrize("refused", [1, 10, 500, 1000, 5000, 100_000])
+def test_an_answer_that_names_refused_events_is_never_whole_acceptance_however_long_it_is(refused: int):
+    event = {"index": 0, "EventId": "0f8fad5b-d9cb-469f-a165-70867728950e", "field": "BTag", "message": "unknown"}
+    for document in (
+        {"accepted": 0, "duplicates": 0, "rejected": [event] * refused},
+        {"rejected": [event] * refused, "accepted": 0},
+    ):
+        cut = answer(202, json.dumps(document).encode()[:ANSWER_BYTES])
+        verdict = judge(cut, event_ids=lambda: [event["EventId"]])
+        assert verdict.action is not Action.ACCEPT or verdict.results.rejected
+
+
+@pytest.mark.parametrize("body", [b'{"accepted":3,"rejected":[{"index":0', b'{"rejected": [ {"index"'])
+def test_an_answer_that_begins_to_name_refused_events_is_no_acceptance(body: bytes):
+    assert judge(answer(202, body)).action is Action.PAUSE
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [
+        (b"", JSON),
+        (b"", ""),
+        (b"{}", JSON),
+        (b"[]", JSON),
+        (b"null", JSON),
+        (b'{"accepted":3,"duplicates":0,"rejected":[]}', JSON),
+        (b'{"rejected":0}', JSON),
+        (b'{"rejected":null}', JSON),
+        (b'{"success":true,"errors":[]}', JSON),
+        (b"OK", "text/plain"),
+        (b"\xff\xfe", "application/octet-stream"),
+    ],
+)
+def test_an_answer_that_refuses_nothing_is_acceptance(body: bytes, content_type: str):
+    assert judge(answer(202, body, content_type)).action is Action.ACCEPT

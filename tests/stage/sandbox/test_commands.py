@@ -26,7 +26,8 @@ from shipper import wire
 from shipper.cli.sandbox import _write_configuration
 from shipper.cli.sandbox import sandbox as sandbox_command
 from shipper.errors import ConfigError
-from shipper.report.client import read_report, report_path
+from shipper.report.client import report_path
+from shipper.report.document import read_report
 from shipper.sandbox.faults import EFFECTS
 from shipper.sandbox.options import IN_MEMORY, SandboxOptions
 from shipper.sandbox.server import Access

@@ -8,7 +8,8 @@ from datetime import date
 
 import pytest
 
-from shipper.report.client import read_report, report_path
+from shipper.report.client import report_path
+from shipper.report.document import read_report
 from shipper.sandbox.options import Figures, Profile
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, changed, gateway_answer, sample, told
@@ -140,7 +141,7 @@ def test_report_counts_registrations_of_the_days_asked_for(sandbox: Sandbox):
     sandbox.post(events)
     start, end = date(2026, 3, 1), date(2026, 3, 10)
     answer = sandbox.ask("GET", report_path(1001, start, end))
-    made = read_report(answer.content, account_id=1001)
+    made = read_report(answer.content, account_id=1001).report
 
     expected: dict[tuple[int, int], int] = {}
     for event in map(json.loads, events):

@@ -1,0 +1,181 @@
+"""Access tokens from a token endpoint: the grants of RFC 6749 §4.3 and §4.4, and what its answers mean."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from shipper.config import OAuth2Settings
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.token_sources import NoTokenError, Reason, Token, expiring, expiry_claim
+from shipper.delivery.verdicts import Answer
+from shipper.delivery.waits import asked_wait_s
+from shipper.errors import ConfigError
+from shipper.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch_secret
+
+PostForm = Callable[[str, dict[str, str]], Awaitable[Answer]]
+
+_LIMIT_S: Final = 30.0
+_UNKNOWN_LIFETIME_S: Final = 300.0
+_FIT: Final = re.compile(r"[\x21-\x7e]+")
+_ERROR_WORD: Final = re.compile(r"[a-z_]{3,40}")
+_NUMBER: Final = re.compile(r"\d{1,12}(\.\d{1,9})?", re.ASCII)
+_UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_TRANSIENT: Final = {"temporarily_unavailable", "server_error", "slow_down"}
+# Of the errors that only a person can mend: which settings to look at. The texts beside `error` are for nobody: they
+# may quote what was sent.
+_ADVICE: Final = {
+    "invalid_client": "{0}.client_id and {0}.client_secret",
+    "invalid_grant": "{0}.username and {0}.password",
+    "unauthorized_client": "{0}.client_id and {0}.grant",
+    "invalid_scope": "{0}.scope",
+    "unsupported_grant_type": "{0}.grant",
+    "invalid_request": "{0}.client_id, {0}.scope and {0}.grant",
+}
+
+
+class OAuth2Source:
+    """
+    Asks a token endpoint for tokens.
+
+    Args:
+        key: The dotted name of the settings' table, such as `intake.oauth2`.
+        now, wall_time: The clock that does not jump; seconds since the epoch.
+    Raises:
+        ConfigError: The client's secret or the password cannot be had.
+    """
+
+    look_interval_s = math.inf
+    pause_s = 0.0
+
+    def __init__(
+        self,
+        settings: OAuth2Settings,
+        *,
+        key: str,
+        post_form: PostForm,
+        now: Callable[[], float],
+        wall_time: Callable[[], float],
+    ) -> None:
+        self.key = key
+        self._settings = settings
+        self._post_form = post_form
+        self._now = now
+        self._wall_time = wall_time
+        for name, secret in self._secrets():
+            check_secret(secret, key=f"{key}.{name}", is_for_header=False)
+
+    def __repr__(self) -> str:
+        return f"<OAuth2Source {self.key}>"
+
+    def _secrets(self) -> list[tuple[str, Secret]]:
+        named = [("client_secret", self._settings.client_secret), ("password", self._settings.password)]
+        return [(name, secret) for name, secret in named if secret is not None]
+
+    async def fetch(self, *, afresh: bool) -> Token:
+        """Ask for a token; its life counts from the moment of asking."""
+        try:
+            form = await self._form()
+            since, wall_since = self._now(), self._wall_time()
+            with anyio.fail_after(_LIMIT_S):
+                answer = await self._post_form(self._settings.token_url, form)
+        except ConfigError as error:
+            raise NoTokenError("credentials", str(error)) from None
+        except TimeoutError:
+            message = f"the token endpoint did not answer within {_LIMIT_S:g} s; check {self.key}.token_url"
+            raise NoTokenError("token_endpoint", message) from None
+        except NoAnswerError as error:
+            raise NoTokenError("token_endpoint", f"{error}; check {self.key}.token_url") from None
+        return self._token(answer, since, wall_since)
+
+    async def _form(self) -> dict[str, str]:
+        """Put the request together; its secrets are read again each time, as they may have been replaced."""
+        settings = self._settings
+        form = {"grant_type": settings.grant, "client_id": settings.client_id}
+        if settings.scope:
+            form["scope"] = settings.scope
+        if settings.username:
+            form["username"] = settings.username
+        for name, secret in self._secrets():
+            form[name] = await fetch_secret(secret, key=f"{self.key}.{name}", is_for_header=False)
+        return form
+
+    def _token(self, answer: Answer, since: float, wall_since: float) -> Token:
+        document = _document(answer.body)
+        if not 200 <= answer.status < 300:
+            raise self._refusal(answer, document)
+        value, token_type = document.get("access_token"), document.get("token_type", "Bearer")
+        if not isinstance(value, str) or not value:
+            raise self._nonsense("is no token")
+        if not isinstance(token_type, str) or token_type.lower() != "bearer":
+            raise self._nonsense("is a token of another type than Bearer")
+        if len(value) > MAX_SECRET_BYTES or not _FIT.fullmatch(value):
+            raise self._nonsense("is a token that no header can carry")
+        lifetime_s = _expires_in(document) or _claimed_lifetime_s(value, wall_since) or _UNKNOWN_LIFETIME_S
+        if since + lifetime_s <= self._now():
+            raise self._nonsense("took longer than the token lives")
+        return expiring(value, lifetime_s, since=since, wall_since=wall_since, is_sure=True)
+
+    def _nonsense(self, what: str) -> NoTokenError:
+        return NoTokenError("token_endpoint", f"the token endpoint's answer {what}; check {self.key}.token_url")
+
+    def _refusal(self, answer: Answer, document: dict[str, Any]) -> NoTokenError:
+        word = document.get("error")
+        error = word if isinstance(word, str) and _ERROR_WORD.fullmatch(word) else ""
+        reason: Reason = "token_endpoint"
+        if error in _ADVICE:
+            reason = "token"
+            what = f"the token endpoint refuses the request; check {self._advice(error)}"
+        elif error in _TRANSIENT or answer.status in {408, 425, 429} or answer.status >= 500:
+            what = "the token endpoint has no token for now"
+        elif error or answer.status in {401, 403}:
+            reason = "token"
+            what = f"the token endpoint refuses the request; check what stands under {self.key}"
+        else:
+            what = f"no token endpoint is there; check {self.key}.token_url"
+        wait_s = asked_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
+        return NoTokenError(reason, f"{what} ({_details(answer.status, error, document)})", wait_s)
+
+    def _advice(self, error: str) -> str:
+        if error == "invalid_grant" and self._settings.grant != "password":
+            error = "invalid_client"
+        return _ADVICE[error].format(self.key)
+
+
+def _document(body: bytes) -> dict[str, Any]:
+    """Decode an answer; empty if it is no JSON object."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _expires_in(document: dict[str, Any]) -> float | None:
+    """Read the lifetime, seconds; None if none is given that makes sense. Some endpoints write it as text."""
+    written = document.get("expires_in")
+    if isinstance(written, str) and _NUMBER.fullmatch(written):
+        written = float(written)
+    if isinstance(written, bool) or not isinstance(written, int | float) or not 0 < written < math.inf:
+        return None
+    return float(written)
+
+
+def _claimed_lifetime_s(token: str, wall_since: float) -> float | None:
+    expiry = expiry_claim(token)
+    return expiry - wall_since if expiry is not None and expiry > wall_since else None
+
+
+def _details(status: int, error: str, document: dict[str, Any]) -> str:
+    """What helps to find the request again, and can hold nothing else."""
+    details = [f"HTTP {status}", error]
+    for name in ("trace_id", "correlation_id"):
+        value = document.get(name)
+        if isinstance(value, str) and _UUID.fullmatch(value):
+            details.append(f"{name} {value}")
+    return ", ".join(filter(None, details))

@@ -1,0 +1,75 @@
+"""Takes batches apart: an event of a body is found as exactly the bytes that were sent. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from shipper.records import Batch, Span
+from shipper.wire import BODY_HEAD, BODY_TAIL
+
+
+class SentEvent(Struct):
+    """What an event is known by."""
+
+    EventId: str
+    ConsumerID: int
+
+
+class _Sent(Struct):
+    events: list[SentEvent]
+
+
+class _Raws(Struct):
+    events: list[Raw]
+
+
+_SENT: Final = msgspec.json.Decoder(_Sent)
+_RAWS: Final = msgspec.json.Decoder(_Raws)
+
+
+def event_ids(batch: Batch) -> list[str]:
+    """Read the EventIds, in the order of the body."""
+    return [event.EventId for event in _SENT.decode(batch.body).events]
+
+
+def sent_event(batch: Batch) -> SentEvent:
+    """Read the one event of a batch."""
+    (event,) = _SENT.decode(batch.body).events
+    return event
+
+
+def halves(batch: Batch) -> list[Batch]:
+    """Part a batch of at least two events in the middle."""
+    assert batch.events > 1
+    middle = batch.events // 2
+    return parts(batch, [range(middle), range(middle, batch.events)])
+
+
+def parts(batch: Batch, indexes: Sequence[Sequence[int]]) -> list[Batch]:
+    """
+    Make a batch of each group of events.
+
+    Args:
+        indexes: Which events, in ascending order; a group without any makes no batch.
+    """
+    raws = _RAWS.decode(batch.body).events
+    spans = [span for span, events in batch.parts for _ in range(events)]
+    assert len(raws) == batch.events
+    return [_batch(batch, group, raws, spans) for group in indexes if group]
+
+
+def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], spans: list[Span]) -> Batch:
+    # `groupby` compares by identity: a span has no equality of its own.
+    runs = groupby(spans[index] for index in indexes) if spans else ()
+    return replace(
+        batch,
+        body=BODY_HEAD + b",".join(bytes(raws[index]) for index in indexes) + BODY_TAIL,
+        events=len(indexes),
+        parts=[(span, sum(1 for _ in run)) for span, run in runs],
+    )

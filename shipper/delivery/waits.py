@@ -1,0 +1,88 @@
+"""How long to wait before the next attempt: as long as the service asks for, or a backoff of our own. Pure."""
+
+from __future__ import annotations
+
+import re
+from email.utils import parsedate_to_datetime
+from random import Random
+from typing import Final
+
+import structlog
+
+log = structlog.get_logger("delivery")
+
+ASKED_MAX_S: Final = 3_600.0  # a longer wait is served in parts: asking once an hour harms nobody
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600}
+_SECONDS: Final = re.compile(r"\d{1,15}(?:\.\d{1,9})?", re.ASCII)
+_IN_WORDS: Final = re.compile(
+    r"\b(?:again|retry|replenished|wait)\D{0,20}?"
+    r"(?:(?P<hours>\d{1,4}):(?P<minutes>\d\d):(?P<seconds>\d\d)|(?P<count>\d{1,9})\s*(?P<unit>s|m|h)?)",
+    re.IGNORECASE | re.ASCII,
+)
+
+
+def asked_wait_s(retry_after: str, text: str, *, date: str, wall_time: float | None) -> float | None:
+    """
+    Read the wait that a service asks for.
+
+    Args:
+        retry_after: The header: seconds, or an HTTP date.
+        text: The message of an error, such as "Try again in 7 seconds."; read if the header says nothing.
+        date: The answer's own date. A date is measured against it, as our clock may be wrong.
+        wall_time: Our clock, seconds since the epoch; used if the answer has no date.
+    Returns:
+        Seconds, from 0 to an hour; None if nothing was asked for.
+    """
+    asked = _header_s(retry_after.strip(), date, wall_time)
+    if asked is None:
+        asked = _text_s(text)
+    if asked is None:
+        return None
+    if asked > ASKED_MAX_S:
+        log.warning("long_wait_capped", asked_seconds=round(asked), capped_seconds=ASKED_MAX_S)
+    return min(max(asked, 0.0), ASKED_MAX_S)
+
+
+def _header_s(value: str, date: str, wall_time: float | None) -> float | None:
+    if _SECONDS.fullmatch(value):
+        return float(value)
+    until = _epoch_s(value)
+    since = _epoch_s(date)
+    if since is None:
+        since = wall_time
+    return None if until is None or since is None else until - since
+
+
+def _text_s(text: str) -> float | None:
+    found = _IN_WORDS.search(text)
+    if found is None:
+        return None
+    if found["count"] is not None:
+        return float(found["count"]) * _UNITS_S[(found["unit"] or "s").lower()]
+    return int(found["hours"]) * 3_600.0 + int(found["minutes"]) * 60 + int(found["seconds"])
+
+
+def _epoch_s(date: str) -> float | None:
+    """Read an HTTP date in any of its three forms."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError, OSError):
+        return None
+
+
+def full_jitter_s(attempt: int, *, initial_s: float, max_s: float, rng: Random) -> float:
+    """
+    Draw the wait before the next attempt.
+
+    Args:
+        attempt: Attempts already made, at least 1.
+        initial_s: Upper end of the first wait, seconds.
+        max_s: Upper end of every wait, seconds.
+    Returns:
+        Seconds, uniform in [0, min(max_s, initial_s * 2 ** (attempt - 1))].
+    Source:
+        "Exponential Backoff And Jitter", AWS Architecture Blog. The jitter is drawn under the cap: added before
+        clamping it would vanish at the cap.
+    """
+    assert attempt >= 1
+    return rng.uniform(0, min(max_s, initial_s * 2 ** min(attempt - 1, 63)))

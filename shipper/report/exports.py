@@ -1,0 +1,233 @@
+"""
+The flat tables of the report as CSV, JSON lines, Parquet and a workbook.
+
+Every Decimal comes out with the value it has in the document: a form that cannot hold it says so, or holds its text.
+Names come from outside, and a spreadsheet takes a text that begins like a formula for one; in CSV an apostrophe stands
+before it. JSON lines and Parquet have the names as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime
+from decimal import MAX_PREC, Context, Decimal
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from shipper.errors import ReportError
+from shipper.report.rows import Column, FlatTable, Value
+
+DELIMITERS: Final = (",", ";", "\t", "|")
+_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+_BOM: Final = b"\xef\xbb\xbf"
+
+_JSON: Final = msgspec.json.Encoder(decimal_format="number")
+
+_PARQUET_DIGITS: Final = 38
+# So that the files of all days have one schema, unless a figure needs more decimals.
+_PARQUET_SCALES: Final = {"count": 0, "money": 4, "rate": 4}
+
+_EXCEL_DIGITS: Final = 15  # what a spreadsheet shows of a number, and keeps when a person edits it
+_EXCEL_DECIMALS: Final = 30
+_EXCEL_ROWS: Final = 2**20
+_WIDEST_COLUMN: Final = 40
+
+
+def to_csv(table: FlatTable, *, delimiter: str = ",", has_bom: bool = False) -> bytes:
+    """
+    Write CSV as RFC 4180 describes it, in UTF-8: a header, one line per row, no totals.
+
+    Args:
+        delimiter: One of `DELIMITERS`.
+        has_bom: Begin with the mark by which Excel knows UTF-8.
+    """
+    assert delimiter in DELIMITERS, delimiter
+    out = io.StringIO()
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\r\n")
+    writer.writerow(column.name for column in table.columns)
+    writer.writerows(map(_csv_cell, row) for row in table.rows)
+    return (_BOM if has_bom else b"") + out.getvalue().encode()
+
+
+def _csv_cell(value: Value) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case Decimal():
+            return f"{value:f}"
+        case str() if value.startswith(_FORMULA_STARTS):
+            return f"'{value}"
+    return str(value)
+
+
+def to_ndjson(table: FlatTable) -> bytes:
+    """Write one JSON object per row; Decimals are numbers with the scale of the document, what is missing is null."""
+    names = [column.name for column in table.columns]
+    return b"".join(_JSON.encode(dict(zip(names, row, strict=True))) + b"\n" for row in table.rows)
+
+
+def to_parquet(table: FlatTable) -> bytes:
+    """
+    Write Parquet; Decimals have 38 digits, 4 of them behind the point, or as many more as the figures need.
+
+    Raises:
+        ReportError: polars is not installed, or a figure does not fit.
+    """
+    polars = _required("polars", "Parquet")
+    columns = [list(values) for values in zip(*table.rows, strict=True)] or [[] for _ in table.columns]
+    frame = polars.DataFrame(
+        [_series(polars, column, values) for column, values in zip(table.columns, columns, strict=True)]
+    )
+    out = io.BytesIO()
+    frame.write_parquet(out)
+    return out.getvalue()
+
+
+def _series(polars: Any, column: Column, values: list[Value]) -> Any:
+    try:
+        series = polars.Series(column.name, values, dtype=_parquet_type(polars, column, values), strict=True)
+    except (polars.exceptions.PolarsError, OverflowError, TypeError) as error:
+        raise _no_place(column, "Parquet") from error
+    if series.to_list() != values:  # polars rounds in silence
+        raise _no_place(column, "Parquet")
+    return series
+
+
+def _parquet_type(polars: Any, column: Column, values: list[Value]) -> Any:
+    match column.kind:
+        case "text":
+            return polars.String()
+        case "integer":
+            return polars.Int64()
+        case "flag":
+            return polars.Boolean()
+    decimals = [value for value in values if isinstance(value, Decimal)]
+    scale = max([_PARQUET_SCALES[column.kind], *(_scale(_shortest(value)) for value in decimals)])
+    whole_digits = max([1, *(value.adjusted() + 1 for value in decimals if value)])
+    if whole_digits + scale > _PARQUET_DIGITS:
+        raise _no_place(column, "Parquet")
+    return polars.Decimal(_PARQUET_DIGITS, scale)
+
+
+def _scale(value: Decimal) -> int:
+    """Count the decimals that a value is written with."""
+    exponent = value.as_tuple().exponent
+    assert isinstance(exponent, int), "figures are finite"
+    return max(0, -exponent)
+
+
+def _shortest(value: Decimal) -> Decimal:
+    """Leave out the zeros at the end, but do not round."""
+    return value.normalize(Context(prec=MAX_PREC))
+
+
+def to_xlsx(tables: Sequence[FlatTable], *, created: datetime) -> bytes:
+    """
+    Write a workbook: one sheet per table.
+
+    A spreadsheet counts in binary fractions and keeps 15 digits: what has more is a cell of text. Names are cells of
+    text, so that none of them is a formula or a link.
+
+    Args:
+        created: What the workbook says when it was made.
+    Raises:
+        ReportError: XlsxWriter is not installed, or a table or text is larger than a sheet or cell.
+    """
+    xlsxwriter = _required("xlsxwriter", "a workbook")
+    out = io.BytesIO()
+    workbook = xlsxwriter.Workbook(out, {"in_memory": True})  # otherwise names would lie in temporary files
+    workbook.set_properties({"created": created.replace(tzinfo=None)})
+    for table in tables:
+        _write_sheet(workbook, table)
+    workbook.close()
+    return out.getvalue()
+
+
+def _write_sheet(workbook: Any, table: FlatTable) -> None:
+    if len(table.rows) >= _EXCEL_ROWS:
+        raise ReportError(f"a sheet has {_EXCEL_ROWS:,} lines at most, {table.name} has {len(table.rows):,} rows")
+    sheet = workbook.add_worksheet(table.name)
+    title = workbook.add_format({"bold": True, "bottom": 1, "text_wrap": True, "valign": "top"})
+    format_of = lru_cache(None)(lambda pattern: workbook.add_format({"num_format": pattern}))
+
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
+        sheet.set_column(index, index, _width(column, cells))
+        sheet.write_string(0, index, column.name, title)
+        for line, value in enumerate(cells, start=1):
+            if _write_cell(sheet, line, index, value, format_of) != 0:
+                raise _no_place(column, "a sheet of a workbook")
+    sheet.freeze_panes(1, 0)
+    if table.rows:
+        sheet.autofilter(0, 0, len(table.rows), len(table.columns) - 1)
+
+
+def _write_cell(sheet: Any, line: int, index: int, value: Value, format_of: Callable[[str], Any]) -> int:
+    """Write one cell; answers with 0, or with XlsxWriter's code for what it could not write."""
+    match value:
+        case None:
+            return 0
+        case bool():
+            return int(sheet.write_boolean(line, index, value))
+        case str():
+            return int(sheet.write_string(line, index, value))
+    exact = Decimal(value)
+    scale = _scale(exact)
+    if len(_shortest(exact).as_tuple().digits) > _EXCEL_DIGITS or scale > _EXCEL_DECIMALS:
+        return int(sheet.write_string(line, index, f"{exact:f}"))
+    pattern = "0" if isinstance(value, int) else "#,##0" + ("." + "0" * scale if scale else "")
+    return int(sheet.write_number(line, index, float(exact), format_of(pattern)))
+
+
+def _width(column: Column, cells: list[Value]) -> int:
+    """Choose a width in characters; long titles wrap."""
+    longest = max((len(_csv_cell(value)) for value in cells), default=0)
+    return min(max(longest, len(column.name) // 2, 8) + 2, _WIDEST_COLUMN)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """
+    Write a file that only its owner can read; until it is complete, nothing is under its name but what was there.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise ReportError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def _required(package: str, form: str) -> Any:
+    """Import a package of the extra `report`; it has no place in an installation that writes no such file."""
+    try:
+        return import_module(package)
+    except ImportError:
+        raise ReportError(
+            f"{form} needs {package}, which is not installed; run: pip install 'shipper[report]'"
+        ) from None
+
+
+def _no_place(column: Column, form: str) -> ReportError:
+    return ReportError(f"a value of {column.name} does not fit into {form}; CSV and JSON lines hold every value")

@@ -1,0 +1,208 @@
+"""
+The history of reports: every version of a period that was fetched, so that a restatement can be shown.
+
+It has a database of its own in the state directory, beside that of the records and outside its lock: reports are
+fetched while a sidecar runs, also by several processes at once.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple, replace
+
+from shipper.errors import StateError
+from shipper.report.content import content_hash
+from shipper.report.history_file import FILE_NAME, open_database, understood
+
+_COLUMNS: Final = (
+    "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
+)
+
+
+class _CheckSum(Struct):
+    lastCheckSum: str
+
+
+class Version(Struct, frozen=True):
+    """
+    One version of the report of an account and period: what it said from one fetch to another.
+
+    Attributes:
+        number: Identifies it in this history.
+        start: First day that was asked for.
+        end: Last day that was asked for, included.
+        check_sum: `lastCheckSum` as the service wrote it.
+        content_hash: Of what the report says, see `content_hash`.
+        first_fetched_at: When the content came first, seconds since the epoch.
+        last_fetched_at: When the same content came last.
+        fetches: How often it came.
+    """
+
+    number: int
+    account: int
+    start: date
+    end: date
+    check_sum: str
+    content_hash: str
+    first_fetched_at: float
+    last_fetched_at: float
+    fetches: int
+
+
+class Added(NamedTuple):
+    """
+    What became of an answer.
+
+    Attributes:
+        is_new: Whether its content differs from what was fetched before it.
+        is_first: Whether there was none before for this account and period. A new one that is not the first is a
+            restatement.
+    """
+
+    version: Version
+    is_new: bool
+    is_first: bool
+
+
+class History:
+    """
+    The reports of one state directory. Calls block, and are made one at a time.
+
+    Raises:
+        ConfigError: The directory cannot be made.
+        StateError: The database is foreign, damaged, or was written by a newer version. It is left as it is.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE_NAME
+        self._db = open_database(directory)
+
+    def __repr__(self) -> str:
+        return f"<History {self._path}>"
+
+    def close(self) -> None:
+        self._db.close()
+
+    def add(self, account: int, start: date, end: date, body: bytes, fetched_at: float) -> Added:
+        """
+        Keep an answer, or count it if what was fetched before it had the same content.
+
+        A content that comes back after another one is a version of its own: that is a restatement, too.
+
+        Args:
+            start: First day that was asked for.
+            end: Last day that was asked for, included.
+            body: The answer, as `read_report` could read it.
+            fetched_at: Seconds since the epoch. Answers of several processes may come a little out of order.
+        Raises:
+            StateError: It could not be kept.
+        """
+        content = content_hash(body)
+        with self._transaction():
+            versions = self.versions(account, start, end)
+            for neighbour in _neighbours(versions, fetched_at):
+                if neighbour.content_hash == content:
+                    return Added(self._count(neighbour, fetched_at), is_new=False, is_first=False)
+            version = Version(
+                number=0,
+                account=account,
+                start=start,
+                end=end,
+                check_sum=msgspec.json.decode(body, type=_CheckSum).lastCheckSum,
+                content_hash=content,
+                first_fetched_at=fetched_at,
+                last_fetched_at=fetched_at,
+                fetches=1,
+            )
+            return Added(self._insert(version, body), is_new=True, is_first=not versions)
+
+    def versions(self, account: int, start: date, end: date) -> list[Version]:
+        """
+        List the versions of an account and period, the latest at the end.
+
+        Raises:
+            StateError: The database cannot be read.
+        """
+        with understood(self._path):
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND first_day = ? AND last_day = ?"
+                " ORDER BY last_fetched_at, number",
+                (account, start.isoformat(), end.isoformat()),
+            ).fetchall()
+        return [_version(row) for row in rows]
+
+    def latest(self, account: int, start: date, end: date) -> Version | None:
+        """Give the version that was fetched last; None if there is none. Raises as `versions` does."""
+        versions = self.versions(account, start, end)
+        return versions[-1] if versions else None
+
+    def body(self, version: Version) -> bytes:
+        """
+        Give the answer that a version came with first, as it was.
+
+        Raises:
+            StateError: The database cannot be read.
+        """
+        with understood(self._path):
+            row = self._db.execute("SELECT body FROM versions WHERE number = ?", (version.number,)).fetchone()
+            if row is None:
+                raise sqlite3.DatabaseError(f"version {version.number} is not in it")
+            return zlib.decompress(row[0])
+
+    def _count(self, version: Version, fetched_at: float) -> Version:
+        counted = replace(
+            version,
+            first_fetched_at=min(version.first_fetched_at, fetched_at),
+            last_fetched_at=max(version.last_fetched_at, fetched_at),
+            fetches=version.fetches + 1,
+        )
+        self._db.execute(
+            "UPDATE versions SET first_fetched_at = ?, last_fetched_at = ?, fetches = ? WHERE number = ?",
+            (counted.first_fetched_at, counted.last_fetched_at, counted.fetches, counted.number),
+        )
+        return counted
+
+    def _insert(self, version: Version, body: bytes) -> Version:
+        values = [*astuple(version), zlib.compress(body)][1:]
+        cursor = self._db.execute(
+            f"INSERT INTO versions ({_COLUMNS}, body) VALUES (NULL{', ?' * len(values)})",
+            [value.isoformat() if isinstance(value, date) else value for value in values],
+        )
+        assert cursor.lastrowid is not None
+        return replace(version, number=cursor.lastrowid)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise StateError(
+                f"{self._path} cannot be written ({error}); this version of the report is not kept, fetch it again"
+            ) from error
+
+
+def _version(row: Sequence[object]) -> Version:
+    return msgspec.convert(dict(zip(Version.__struct_fields__, row, strict=True)), Version)
+
+
+def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]:
+    """Find what was fetched just before and just after; the latter only if answers come out of order."""
+    before = [version for version in versions if version.first_fetched_at <= fetched_at]
+    after = [version for version in versions if version.first_fetched_at > fetched_at]
+    return before[-1:] + after[:1]

@@ -1,0 +1,102 @@
+"""
+The daily report as one page of HTML that needs nothing else: no network, no script, no other file.
+
+It is the same for the same input, light or dark as the reader has it, and prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from importlib.resources import files
+from typing import Final
+
+from shipper.report.page import sections, tables, tiles
+from shipper.report.page.account import Account
+from shipper.report.page.markup import Html, join, tag
+from shipper.report.rows import Fetched, by_account
+from shipper.report.wording import clean, moment, period
+
+# Not even a name with markup that slipped through could load or run anything.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = ()) -> str:
+    """
+    Make the page.
+
+    Args:
+        fetched: 1..n reports in any order, one version per account and period.
+        findings: What was found in checking them, one sentence each.
+    Returns:
+        An HTML document, to be written as UTF-8.
+    """
+    accounts = [Account(periods) for periods in by_account(fetched)]
+    names = ", ".join(_name(account) for account in accounts)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"Affiliate daily report: {names}"),
+        Html(f"<style>{files(__package__).joinpath('page.css').read_text('utf-8')}</style>"),
+    )
+    body = tag("body", *(_account(account) for account in accounts), tag("footer", _findings(findings)))
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _account(account: Account) -> Html:
+    parts: list[Html] = [_head(account)]
+    if account.brands:
+        parts += [
+            tiles.key_figures(account),
+            sections.registrations(account),
+            sections.funnels(account),
+            *sections.revenue(account),
+        ]
+    parts += [tables.figures(account), tables.documents(account)]
+    return tag("main", *parts)
+
+
+def _head(account: Account) -> Html:
+    latest = account.latest.report
+    restated = [period(item.report.reporting_period) for item in account.periods if item.is_restated]
+    facts = {
+        "Account": str(latest.source.affiliate_account_id),
+        "Operator": clean(latest.source.operator_name),
+        "Currency": ", ".join(_currencies(account)),
+        "Made at": moment(latest.reporting_time),
+        "Fetched at": moment(account.latest.fetched_at),
+        "Restated": ", ".join(restated),
+    }
+    return tag(
+        "header",
+        tag("p", "Affiliate daily report", class_="kind"),
+        tag("h1", tag("bdi", _name(account))),
+        tag("p", _span(account), class_="span"),
+        tag("dl", *(tag("div", tag("dt", name), tag("dd", tag("bdi", fact))) for name, fact in facts.items() if fact)),
+    )
+
+
+def _name(account: Account) -> str:
+    source = account.latest.report.source
+    return clean(source.affiliate_account_name) or f"Account {source.affiliate_account_id}"
+
+
+def _span(account: Account) -> str:
+    first, last = (period(account.periods[end].report.reporting_period) for end in (0, -1))
+    return f"{first} to {last}, {len(account.periods)} periods" if account.is_series else last
+
+
+def _currencies(account: Account) -> list[str]:
+    """Name the account's currency and those of its marketing sources."""
+    entries = [entry for item in account.periods for entry in account.entries(item)]
+    own = [item.report.reporting_currency for item in reversed(account.periods)]
+    return [clean(name) for name in dict.fromkeys([*own, *(entry.reporting_currency for entry in entries)])]
+
+
+def _findings(findings: Sequence[str]) -> Html:
+    if not findings:
+        return join([])
+    return tag("section", tag("h2", "Findings"), tag("ul", *(tag("li", finding) for finding in findings)))

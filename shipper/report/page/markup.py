@@ -1,0 +1,63 @@
+"""Markup from Python: text is escaped wherever it stands, so that nothing from outside becomes a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from html import escape
+from typing import Final
+
+from shipper.report.wording import clean
+
+_VOID: Final = {"meta", "rect", "circle", "line", "polygon", "polyline"}
+
+
+class Html(str):
+    """Markup that is complete and escaped; every other text is taken for text."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str | None, **attributes: str | float | None) -> Html:
+    """
+    Make an element of HTML or SVG.
+
+    Args:
+        name: Of the element.
+        children: Elements and text; None is nothing.
+        attributes: `class_` is `class`, `stroke_width` is `stroke-width`; None is left out.
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(clean(_plain(value)))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name in _VOID and not children:
+        return Html(f"<{name}{written}/>")
+    return Html(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(children: Iterable[str | None]) -> Html:
+    """Put elements and text one after the other."""
+    return Html(
+        "".join(
+            child if isinstance(child, Html) else escape(clean(child), quote=False)
+            for child in children
+            if child is not None
+        )
+    )
+
+
+def _plain(value: str | float) -> str:
+    """Write coordinates with as many decimals as can be seen."""
+    return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def data(value: Decimal, text: str, **attributes: str | None) -> Html:
+    """Show a figure; the element's value is the exact one, whatever the text makes of it."""
+    return tag("data", minus(text), value=f"{value:f}", **attributes)
+
+
+def minus(text: str) -> str:
+    """Put the sign in the place of the hyphen: it is as wide as a plus, and no line breaks after it."""
+    return text.replace("-", "\N{MINUS SIGN}")

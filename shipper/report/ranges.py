@@ -1,0 +1,66 @@
+"""Ranges of days, and how a long one is split: a service may refuse one that crosses the end of a month."""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from datetime import date, timedelta
+from typing import Literal, NamedTuple, assert_never
+
+from shipper.errors import ReportError
+
+Split = Literal["month", "day", "none"]
+
+
+class DateRange(NamedTuple):
+    """A range of days, both ends included; `start` is not after `end`."""
+
+    start: date
+    end: date
+
+    def __str__(self) -> str:
+        return str(self.start) if self.start == self.end else f"{self.start} to {self.end}"
+
+
+def check_order(start: date, end: date) -> None:
+    """
+    Raises:
+        ReportError: `start` is after `end`.
+    """
+    if start > end:
+        raise ReportError(f"the report's start {start.isoformat()} is after its end {end.isoformat()}")
+
+
+def split_range(start: date, end: date, split: Split = "month") -> list[DateRange]:
+    """
+    Split a range into reports that are fetched one by one.
+
+    Customers and balances of the parts do not add up to those of the whole range.
+
+    Args:
+        start: First day.
+        end: Last day, included.
+        split: At the ends of months, at those of days, or not at all.
+    Returns:
+        1..n ranges, ascending, without gaps, from `start` to `end`.
+    Raises:
+        ReportError: `start` is after `end`.
+    """
+    check_order(start, end)
+    parts = []
+    while True:
+        last = min(end, _last_day(start, end, split))
+        parts.append(DateRange(start, last))
+        if last == end:  # asked before the next day is made: there is none behind the greatest date
+            return parts
+        start = last + timedelta(days=1)
+
+
+def _last_day(start: date, end: date, split: Split) -> date:
+    match split:
+        case "month":
+            return start.replace(day=monthrange(start.year, start.month)[1])
+        case "day":
+            return start
+        case "none":
+            return end
+    assert_never(split)

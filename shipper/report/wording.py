@@ -1,0 +1,125 @@
+"""How figures, names and periods are written for a reader."""
+
+from __future__ import annotations
+
+from calendar import monthrange
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Final
+
+from shipper import wire
+from shipper.report.metrics import Metric
+
+_MONTHS: Final = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+_TO: Final = "\N{EN DASH}"
+_JOINERS: Final = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # some scripts and pictures need them
+_ENDS_OF_DAY: Final = (time(0, 0, 0), time(23, 59, 59))
+
+
+def money(amount: Decimal) -> str:
+    """Write an amount with the decimals that the service wrote, and thousands apart."""
+    return f"{amount:,f}"
+
+
+def number(count: Decimal) -> str:
+    """Write a count; `12.0000` is twelve."""
+    return f"{int(count):,}" if count == count.to_integral_value() else f"{count:,f}"
+
+
+def written(metric: Metric, value: Decimal) -> str:
+    """Write a metric's value in full."""
+    return money(value) if metric.is_money else number(value)
+
+
+def at_a_glance(metric: Metric, value: Decimal) -> str:
+    """Write a metric's value with two decimals at most."""
+    return f"{value:z,.2f}" if metric.is_money else number(value)
+
+
+def with_sign(text: str, value: Decimal) -> str:
+    """Put the sign before a positive difference, too."""
+    return f"+{text}" if value > 0 else text
+
+
+def named(identifier: int, name: str | None) -> str:
+    """Write a brand or marketing source; its name may be empty."""
+    return f"{identifier}  {clean(name)}".rstrip()
+
+
+def clean(text: str | None) -> str:
+    """Take out what a terminal would obey instead of show, and what turns text around; it comes from outside."""
+    return "".join(
+        character
+        if character.isprintable() or character in _JOINERS
+        else " "
+        if character.isspace()
+        else "\N{REPLACEMENT CHARACTER}"
+        for character in text or ""
+    )
+
+
+def currency(name: str | None, rate: Decimal | None) -> str:
+    """Write a currency and, unless it is 1, the exchange rate that is given with it; which way is not documented."""
+    return clean(name) if rate is None or rate == 1 else f"{clean(name)} (rate {rate:f})"
+
+
+def period(period: wire.ReportingPeriod) -> str:
+    """Write a period, `January 2026` or `1-9 January 2026`; as the document has it if it is not of whole days."""
+    days = days_of(period)
+    if days is None:
+        return f"{clean(period.start)} to {clean(period.end)}"
+    first, last = days
+    if _is_whole_month(first, last):
+        return f"{_MONTHS[first.month - 1]} {first.year}"
+    end = f"{last.day} {_MONTHS[last.month - 1]} {last.year}"
+    if first == last:
+        return end
+    if (first.year, first.month) == (last.year, last.month):
+        return f"{first.day}{_TO}{end}"
+    year = "" if first.year == last.year else f" {first.year}"
+    return f"{first.day} {_MONTHS[first.month - 1]}{year} {_TO} {end}"
+
+
+def short_period(period: wire.ReportingPeriod) -> str:
+    """Write a period where there is little room: `Jan 2026`, `9 Jan`, `1-9 Jan`, `28 Dec - 3 Jan`."""
+    days = days_of(period)
+    if days is None:
+        return clean(period.start)
+    first, last = days
+    month = _MONTHS[last.month - 1][:3]
+    if _is_whole_month(first, last):
+        return f"{month} {last.year}"
+    if first == last:
+        return f"{last.day} {month}"
+    if (first.year, first.month) == (last.year, last.month):
+        return f"{first.day}{_TO}{last.day} {month}"
+    return f"{first.day} {_MONTHS[first.month - 1][:3]} {_TO} {last.day} {month}"
+
+
+def moment(text: str | None) -> str:
+    """Write a time to the minute, `2 February 2026, 08:15 UTC`; as it stands if it is not in UTC."""
+    try:
+        when = datetime.fromisoformat(text or "")
+    except ValueError:
+        return clean(text)
+    if when.utcoffset() != timedelta(0):
+        return clean(text)
+    return f"{when.day} {_MONTHS[when.month - 1]} {when.year}, {when:%H:%M} UTC"
+
+
+def days_of(period: wire.ReportingPeriod) -> tuple[date, date] | None:
+    """Read the first and the last day of a period; None if it is not made of whole days."""
+    try:
+        start, end = datetime.fromisoformat(period.start), datetime.fromisoformat(period.end)
+    except (TypeError, ValueError):
+        return None
+    if start.tzinfo or end.tzinfo or start > end or start.time() != time.min or end.time() not in _ENDS_OF_DAY:
+        return None
+    return start.date(), end.date()
+
+
+def _is_whole_month(first: date, last: date) -> bool:
+    return first == last.replace(day=1) and last.day == monthrange(last.year, last.month)[1]

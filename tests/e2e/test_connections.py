@@ -1,0 +1,303 @@
+"""The command and its connections: the service moves, hangs up, speaks TLS, or stands behind a proxy."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Result, Running, Shipper, Target
+from tests.e2e.fake_service import HANG, OK, RESET, STORE_AND_RESET, FakeService, Reply, events_of
+from tests.stage.servers import Origin, Proxy
+
+ONE_SENDER = {
+    "delivery.concurrency": 1,
+    "delivery.retry_initial_seconds": 0.02,
+    "delivery.retry_max_seconds": 0.02,
+    "batch.max_events": 10,
+    "batch.linger_seconds": 0,
+}
+HASTY = {**ONE_SENDER, "delivery.give_up_after_seconds": 0.3}
+KEYS = ("fake-subscription-key", "fake-token")
+
+
+class Pipe:
+    """A `shipper pipe` that is fed bit by bit."""
+
+    def __init__(self, shipper: Shipper, sample: Sample, settings: dict[str, object], **options: object) -> None:
+        self.running: Running = shipper.start(
+            "pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings, **options
+        )
+        self._sample = sample
+        self.fed = 0
+
+    def feed(self, count: int = 10) -> None:
+        self.running.stdin.write(b"".join(self._sample.lines[self.fed : self.fed + count]))
+        self.running.stdin.flush()
+        self.fed += count
+
+    def finish(self) -> Result:
+        self.running.stdin.close()
+        return self.running.finish()
+
+
+# The service moves ----------------------------------------------------------------------------------------------------
+
+# Names are looked up by asyncio with Python's function, by uvloop with its own.
+SITE = """
+import os
+import socket
+
+import uvloop
+
+def address_of(host):
+    name = host.decode() if isinstance(host, bytes) else host
+    with open(os.environ["TEST_HOSTS"]) as file:
+        return dict(line.split() for line in file).get(name, host)
+
+find, find_with_uvloop = socket.getaddrinfo, uvloop.Loop.getaddrinfo
+
+def getaddrinfo(host, *args, **options):
+    return find(address_of(host), *args, **options)
+
+async def getaddrinfo_with_uvloop(self, host, *args, **options):
+    return await find_with_uvloop(self, address_of(host), *args, **options)
+
+socket.getaddrinfo = getaddrinfo
+uvloop.Loop.getaddrinfo = getaddrinfo_with_uvloop
+"""
+
+
+@dataclass
+class Move:
+    """Two services on one port of two addresses, and the file by which the process finds the one that is named."""
+
+    old: FakeService
+    new: FakeService
+    hosts: Path
+    env: dict[str, str]
+
+    def point_to(self, service: FakeService) -> None:
+        name = self.hosts.with_suffix(".new")
+        name.write_text(f"intake.test {urlsplit(service.target.base_url).hostname}\n")
+        name.replace(self.hosts)
+
+
+@pytest.fixture
+def move(shipper: Shipper, fake: FakeService, tmp_path: Path) -> Iterator[Move]:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(SITE)
+    port = urlsplit(fake.target.base_url).port
+    env = {"PYTHONPATH": str(tmp_path / "site"), "TEST_HOSTS": str(tmp_path / "hosts")}
+    with FakeService(port, host="127.0.0.2") as new:
+        move = Move(fake, new, tmp_path / "hosts", env)
+        move.point_to(fake)
+        shipper.target = Target(f"http://intake.test:{port}", *KEYS)
+        yield move
+
+
+@pytest.mark.parametrize("old_reply", [Reply(status=503), HANG], ids=["503", "black hole"])
+def test_a_service_that_moves_is_found_at_its_new_address(
+    shipper: Shipper, move: Move, sample: Sample, old_reply: Reply
+):
+    settings = {
+        **ONE_SENDER,
+        "intake.allow_plaintext": "true",
+        "delivery.connection_max_age_seconds": 0.5 if old_reply.status == 503 else 86_400,
+        "delivery.read_timeout_seconds": 0.5 if old_reply is HANG else 60,
+    }
+    pipe = Pipe(shipper, sample, settings, env=move.env)
+    pipe.feed()
+    pipe.running.wait_until(lambda: move.old.answered == 1, "the old address is used")
+    move.old.default = old_reply
+    pipe.feed()
+    pipe.running.wait_until(lambda: move.old.requests > 1, "the old address has got the next batch, too")
+    move.point_to(move.new)
+    pipe.running.wait_until(lambda: move.new.answered == 1, "the new address is used")
+    asked = move.old.requests
+    for _ in range(3):
+        answered = move.new.answered
+        pipe.feed()
+        pipe.running.wait_until(lambda answered=answered: move.new.answered > answered, "the next batch is taken")
+    result = pipe.finish()
+    assert (result.returncode, result.counts()) == (0, (50, 50, 0, 0, 0))
+    assert move.old.requests == asked, "the old address was asked again"
+    assert move.old.event_ids() == sample.ids[:10]
+    assert move.new.event_ids() == sample.ids[10:50]
+
+
+def test_before_its_age_a_connection_that_works_is_kept(shipper: Shipper, move: Move, sample: Sample):
+    """So the test above sees the age at work, and not a connection for each request."""
+    pipe = Pipe(shipper, sample, {**ONE_SENDER, "intake.allow_plaintext": "true"}, env=move.env)
+    for number in range(1, 4):
+        pipe.feed()
+        pipe.running.wait_until(lambda number=number: move.old.answered == number, "the old address is used")
+        move.point_to(move.new)
+    assert pipe.finish().counts() == (30, 30, 0, 0, 0)
+    assert move.new.requests == 0
+
+
+def test_a_name_that_is_not_found_leaves_everything_pending(shipper: Shipper, move: Move, sample: Sample):
+    move.hosts.write_text("intake.test no.such.host.invalid\n")
+    result = shipper.pipe(
+        b"".join(sample.lines[:10]), settings={**HASTY, "intake.allow_plaintext": "true"}, env=move.env
+    )
+    assert (result.returncode, result.counts()) == (4, (10, 0, 0, 0, 10))
+    assert '"reason":"name_lookup"' in result.stderr
+    assert "the host of http://intake.test:" in result.summary["message"]
+
+
+# The service hangs up -------------------------------------------------------------------------------------------------
+
+
+def test_idle_connections_that_the_service_closes_cost_no_retry(shipper: Shipper, fake: FakeService, sample: Sample):
+    shipper.target = fake.target
+    fake.default = Reply(fault="close")
+    pipe = Pipe(shipper, sample, ONE_SENDER)
+    for number in range(1, 5):
+        pipe.feed()
+        pipe.running.wait_until(
+            lambda number=number: fake.answered == number and not fake.connections, "it was answered and closed"
+        )
+    result = pipe.finish()
+    assert (result.returncode, result.counts()) == (0, (40, 40, 0, 0, 0))
+    assert result.summary["retries"] == 0
+    assert fake.event_ids() == sample.ids[:40]
+    assert "retry" not in result.stderr
+
+
+@pytest.mark.parametrize("race", [RESET, STORE_AND_RESET], ids=["lost", "taken"])
+def test_a_kept_connection_that_ends_as_it_is_used_costs_no_word_and_no_record(
+    shipper: Shipper, fake: FakeService, sample: Sample, race: Reply
+):
+    shipper.target = fake.target
+    fake.plan(OK, race, OK, race)
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:50]))
+    result = shipper.backfill(
+        file,
+        settings={**ONE_SENDER, "delivery.retry_initial_seconds": 30, "delivery.retry_max_seconds": 30},
+        limit_s=20,
+    )
+    assert (result.returncode, result.counts()) == (0, (50, 50, 0, 0, 0))
+    assert fake.requests == 7
+    assert fake.bodies[1] == fake.bodies[2]
+    assert fake.bodies[3] == fake.bodies[4]
+    assert set(fake.event_ids()) == set(sample.ids[:50])
+    assert "retry_scheduled" not in result.stderr
+    assert "delivery_paused" not in result.stderr
+
+
+# TLS and proxies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@dataclass
+class Files:
+    ca: Path
+    client: Path
+
+
+@pytest.fixture(scope="module")
+def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Files:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
+    client = authority.issue_cert("client@example.com", common_name="the-client")
+    client.private_key_and_cert_chain_pem.write_to_path(str(folder / "client.pem"))
+    return Files(folder / "ca.pem", folder / "client.pem")
+
+
+@pytest.fixture
+def origin(authority: trustme.CA) -> Iterator[Origin]:
+    """A service that speaks TLS, and only with clients that show a certificate."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with Origin(context=context) as origin:
+        yield origin
+
+
+@pytest.fixture
+def file(shipper: Shipper, sample: Sample) -> Path:
+    path = shipper.folder / "events.ndjson"
+    path.write_bytes(b"".join(sample.lines[:30]))
+    return path
+
+
+def event_ids(origin: Origin) -> list[object]:
+    bodies = [request.partition(b"\r\n\r\n")[2] for request in origin.requests]
+    return [event["EventId"] for body in bodies for event in events_of(body)]
+
+
+def test_a_certificate_that_is_not_accepted_pauses_and_names_the_way_out(
+    shipper: Shipper, origin: Origin, sample: Sample, files: Files, file: Path
+):
+    shipper.target = Target(origin.url, *KEYS)
+    trusting = {**HASTY, "intake.ca_bundle": files.ca}
+    for settings, way_out in (
+        (HASTY, "intake.ca_bundle"),
+        (trusting, "intake.client_certificate"),
+    ):
+        result = shipper.backfill(file, settings=settings)
+        assert (result.returncode, result.counts()) == (4, (30, 0, 0, 0, 30))
+        assert '"reason":"tls"' in result.stderr
+        assert f"see {way_out}" in result.summary["message"]
+    assert origin.requests == []
+    result = shipper.backfill(file, settings={**trusting, "intake.client_certificate": files.client})
+    assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0))
+    assert event_ids(origin) == sample.ids[:30]
+    assert set(origin.peers) == {"the-client"}
+
+
+@pytest.mark.parametrize("key", ["ca_bundle", "client_certificate"])
+def test_a_file_of_certificates_that_cannot_be_used_ends_the_command_before_it_begins(
+    shipper: Shipper, origin: Origin, file: Path, key: str
+):
+    shipper.target = Target(origin.url, *KEYS)
+    result = shipper.run("backfill", file, settings={f"intake.{key}": file})
+    assert result.returncode == 2
+    assert key in result.stderr
+    assert str(file) in result.stderr
+    assert origin.accepted == 0
+
+
+def test_events_go_through_a_proxy_and_its_password_no_further(
+    shipper: Shipper, origin: Origin, sample: Sample, files: Files, file: Path
+):
+    shipper.target = Target(origin.url, *KEYS)
+    settings = {
+        **HASTY,
+        "intake.ca_bundle": files.ca,
+        "intake.client_certificate": files.client,
+        "intake.proxy_username": "the-proxy-user",
+        "intake.proxy_password.env": "PROXY_PASSWORD",
+        "log.level": "debug",
+    }
+    with Proxy(user="the-proxy-user", password="the-proxy-password") as proxy:
+        through = {**settings, "intake.proxy": proxy.url}
+        refused = shipper.backfill(file, settings=through, env={"PROXY_PASSWORD": "another-proxy-password"})
+        assert (refused.returncode, refused.counts()) == (4, (30, 0, 0, 0, 30))
+        assert f"the proxy {proxy.url} asks for" in refused.summary["message"]
+        assert origin.accepted == 0
+        result = shipper.backfill(file, settings=through, env={"PROXY_PASSWORD": "the-proxy-password"})
+    assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0))
+    assert Counter(event_ids(origin)) == Counter(sample.ids[:30])
+    assert origin.accepted == 1
+    assert all(b"roxy" not in request.partition(b"\r\n\r\n")[0] for request in origin.requests)
+    assert all(head.startswith(b"CONNECT ") and b"fake-token" not in head for head in proxy.heads)
+    for text in (refused.stdout, refused.stderr, result.stdout, result.stderr):
+        assert "proxy-password" not in text
+        assert "the-proxy-user" not in text

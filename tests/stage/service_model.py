@@ -1,0 +1,204 @@
+"""A service and the senders before it, in virtual time: hours of an outage pass in milliseconds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from math import inf
+from random import Random
+from typing import Any, TypeVar
+
+import anyio
+import trio
+from trio.testing import MockClock
+
+from shipper.config import DeliverySettings
+from shipper.delivery.credentials import Authorization, ClockSkew
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.gate import Gate
+from shipper.delivery.sender import DeliveryCounts, Sender, Shared
+from shipper.delivery.verdicts import Answer
+from shipper.records import Batch, Refusal, Span, Stream
+from shipper.wire import BODY_HEAD, BODY_TAIL
+from tests.fakes import OK, FixedCredentials
+
+T = TypeVar("T")
+
+Reply = Answer | NoAnswerError
+
+
+def in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
+    """Run with a clock that jumps to the next thing to do."""
+    return trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def event_id(number: int) -> str:
+    return f"00000000-0000-4000-8000-{number:012d}"
+
+
+def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Batch:
+    """Make a batch of events that hold little more than their ids."""
+    lines = [
+        b'{"EventId":"%b","ConsumerID":%d,"x":"%b"}' % (event_id(n).encode(), n + 1, b"x" * padding) for n in numbers
+    ]
+    span = Span(
+        stream=Stream(stream_id=1, kind="file", path="x"),
+        start_offset=0,
+        end_offset=1,
+        tail=b"",
+        records=len(lines),
+        unsettled=len(lines),
+    )
+    body = BODY_HEAD + b",".join(lines) + BODY_TAIL
+    return Batch(number=number, body=body, events=len(lines), parts=[(span, len(lines))])
+
+
+class Request:
+    """One request, as the service saw it."""
+
+    def __init__(
+        self, sender: int, body: bytes, authorization: Authorization, encoding: str, traceparent: str, in_flight: int
+    ) -> None:
+        self.at = anyio.current_time()
+        self.traceparent = traceparent
+        self.sender = sender
+        self.body = gzip.decompress(body) if encoding == "gzip" else body
+        self.authorization = authorization
+        self.encoding = encoding
+        self.in_flight = in_flight
+
+    @property
+    def numbers(self) -> list[int]:
+        return [int(event["EventId"][-12:]) for event in json.loads(self.body)["events"]]
+
+
+class ServiceModel:
+    """
+    Answers after a latency; keeps what it accepts.
+
+    Attributes:
+        judge: What it says to a request; None = it accepts.
+        stored: How often each event was accepted.
+        most_in_flight: At the same time.
+    """
+
+    def __init__(self, judge: Callable[[Request], Reply | None] = lambda _: None, *, latency_s: float = 0.05) -> None:
+        self.judge = judge
+        self.latency_s = latency_s
+        self.requests: list[Request] = []
+        self.stored: Counter[int] = Counter()
+        self.in_flight = 0
+
+    async def handle(
+        self, sender: int, body: bytes, authorization: Authorization, encoding: str, traceparent: str
+    ) -> Answer:
+        self.in_flight += 1
+        request = Request(sender, body, authorization, encoding, traceparent, self.in_flight)
+        self.requests.append(request)
+        try:
+            await anyio.sleep(self.latency_s)
+            reply = self.judge(request)
+        finally:
+            self.in_flight -= 1
+        if isinstance(reply, NoAnswerError):
+            raise reply
+        if reply is None:
+            self.stored.update(request.numbers)
+        return OK if reply is None else reply
+
+    def requests_between(self, start: float, end: float = inf) -> list[Request]:
+        return [request for request in self.requests if start < request.at < end]
+
+
+class _Endpoint:
+    def __init__(self, service: ServiceModel, index: int) -> None:
+        self._service = service
+        self._index = index
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        *,
+        authorization: Authorization,
+        traceparent: str,
+        encoding: str,
+        max_answer_bytes: int,
+    ) -> Answer:
+        return await self._service.handle(self._index, body, authorization, encoding, traceparent)
+
+    async def aclose(self) -> None:
+        pass
+
+
+class Delivery:
+    """
+    Senders that deliver to a model.
+
+    Attributes:
+        settled: The numbers of the events that were settled as accepted.
+        refused: Those that were refused for good, and why.
+    """
+
+    def __init__(
+        self,
+        service: ServiceModel,
+        *,
+        senders: int = 1,
+        give_up_after_s: float | None = None,
+        is_compressing: bool = False,
+        other_keys: int = 0,
+        seed: int = 1,
+        **changes: Any,
+    ) -> None:
+        self.service = service
+        settings = DeliverySettings(**{"concurrency": senders, **changes})
+        rng = Random(seed)
+        self.gate = Gate(settings, give_up_after_s=give_up_after_s, rng=rng)
+        self.counts = DeliveryCounts()
+        self.settled: Counter[int] = Counter()
+        self.refused: dict[int, Refusal] = {}
+        self.credentials = FixedCredentials(other_keys=other_keys)
+        shared = Shared(
+            gate=self.gate,
+            credentials=self.credentials,  # type: ignore[arg-type]
+            settings=settings,
+            settle=lambda batch: self.settled.update(_numbers(batch)),
+            reject=self._reject,
+            counts=self.counts,
+            skew=ClockSkew(),
+            rng=rng,
+            wall_time=lambda: 1_800_000_000.0,
+            is_compressing=is_compressing,
+        )
+        self._senders = [Sender(_Endpoint(service, index), shared, index) for index in range(settings.senders)]  # type: ignore[arg-type]
+
+    def _reject(self, batch: Batch, refusal: Refusal) -> None:
+        (number,) = _numbers(batch)
+        assert number not in self.refused
+        self.refused[number] = refusal
+
+    async def deliver(self, batches: Sequence[Batch]) -> None:
+        """Deliver all batches, in order of their sending; every event must be settled once."""
+        await self._run(batches)
+        wanted = {number for batch in batches for number in _numbers(batch)}
+        assert set(self.settled) | set(self.refused) == wanted
+        assert not set(self.settled) & set(self.refused)
+        assert set(self.settled.values()) <= {1}
+
+    async def _run(self, batches: Sequence[Batch]) -> None:
+        batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](0)
+        async with anyio.create_task_group() as group:
+            with batches_rx:
+                for sender in self._senders:
+                    group.start_soon(sender.run, batches_rx.clone())
+            async with batches_tx:
+                for batch in batches:
+                    await batches_tx.send(batch)
+
+
+def _numbers(batch: Batch) -> list[int]:
+    return [int(event["EventId"][-12:]) for event in json.loads(batch.body)["events"]]

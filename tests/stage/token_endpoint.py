@@ -1,0 +1,135 @@
+"""A token endpoint for tests of credentials, and what is needed around it."""
+
+from __future__ import annotations
+
+from base64 import urlsafe_b64encode
+from collections.abc import Awaitable, Callable, Sequence
+from random import Random
+from typing import Any
+
+import anyio
+import msgspec
+import trio
+from trio.testing import MockClock
+
+from shipper.config import EndpointSettings, OAuth2Settings
+from shipper.delivery.credentials import Credentials
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.verdicts import Answer
+from shipper.secrets import LiteralSecret, Secret
+
+EPOCH = 1_700_000_000.0
+TOKEN_URL = "https://login.example.com/token"
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> None:
+    """Run with a clock that jumps to the next thing to do; threads and programs have no place there."""
+    trio.run(main, clock=MockClock(autojump_threshold=0))
+
+
+def wall_time() -> float:
+    return EPOCH + anyio.current_time()
+
+
+def answer(status: int = 200, retry_after: str = "", **document: Any) -> Answer:
+    return Answer(status, "application/json", retry_after, msgspec.json.encode(document))
+
+
+def granted(token: str = "a-token", **changes: Any) -> Answer:
+    return answer(**{"token_type": "Bearer", "expires_in": 3600, "access_token": token} | changes)
+
+
+def jwt_like(exp: object, header: str = "e30") -> str:
+    """Make a token that says when it expires; nobody signed it."""
+    return f"{header}.{urlsafe_b64encode(msgspec.json.encode({'exp': exp, 'sub': 'x'})).decode().rstrip('=')}.c2ln"
+
+
+class TokenEndpoint:
+    """
+    Gives out numbered tokens, or what the script says: an answer, an error, or `None` for none at all.
+
+    Attributes:
+        called_at: When it was asked.
+        ends_at: By token: when it expires; a token is good for `lifetime_s` from the moment it was asked for.
+        mood: What it does once the script is used up; as an item of the script, "" = a token.
+    """
+
+    def __init__(
+        self, *script: Answer | NoAnswerError | None, lifetime_s: float = 3600, latency_s: float = 0.0
+    ) -> None:
+        self.script = list(script)
+        self.lifetime_s = lifetime_s
+        self.latency_s = latency_s
+        self.mood: Answer | NoAnswerError | str | None = ""
+        self.called_at: list[float] = []
+        self.forms: list[dict[str, str]] = []
+        self.ends_at: dict[str, float] = {}
+        self.is_busy = False
+
+    async def __call__(self, url: str, form: dict[str, str]) -> Answer:
+        assert url == TOKEN_URL
+        assert not self.is_busy, "two requests at the same time"
+        self.is_busy = True
+        try:
+            return await self._answer(form)
+        finally:
+            self.is_busy = False
+
+    async def _answer(self, form: dict[str, str]) -> Answer:
+        asked_at = anyio.current_time()
+        self.called_at.append(asked_at)
+        self.forms.append(form)
+        item = self.script.pop(0) if self.script else self.mood
+        if item is None:
+            await anyio.sleep_forever()
+        await anyio.sleep(self.latency_s)
+        if isinstance(item, NoAnswerError):
+            raise item
+        if isinstance(item, Answer):
+            return item
+        token = f"token-{len(self.called_at)}"
+        self.ends_at[token] = asked_at + self.lifetime_s
+        return granted(token, expires_in=self.lifetime_s)
+
+
+def oauth2(**changes: Any) -> OAuth2Settings:
+    return OAuth2Settings(
+        **{
+            "token_url": TOKEN_URL,
+            "client_id": "the-client",
+            "client_secret": LiteralSecret("the-client-secret"),
+            "scope": "api://x/.default",
+        }
+        | changes
+    )
+
+
+def password_grant(**changes: Any) -> OAuth2Settings:
+    return oauth2(**{"grant": "password", "username": "a-user", "password": LiteralSecret("a-password")} | changes)
+
+
+def credentials(
+    endpoint: TokenEndpoint | Callable[..., Any] | None = None,
+    *,
+    keys: Sequence[Secret] = (LiteralSecret("key-1"),),
+    token: Secret | None = None,
+    settings: OAuth2Settings | None = None,
+    now: Callable[[], float] = anyio.current_time,
+    wall_time: Callable[[], float] = wall_time,
+    rng: Random | None = None,
+) -> Credentials:
+    """Make credentials with tokens from an endpoint, or with the one that is given."""
+    return Credentials(
+        EndpointSettings(
+            base_url="https://intake.example.com",
+            subscription_key=keys[0],
+            subscription_key_secondary=keys[1] if len(keys) > 1 else None,
+            token=token,
+            oauth2=(settings or oauth2()) if token is None else None,
+        ),
+        section="intake",
+        post_form=endpoint or TokenEndpoint(),
+        now=now,
+        wall_time=wall_time,
+        rng=rng or Random(1),
+    )

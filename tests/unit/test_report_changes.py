@@ -1,0 +1,157 @@
+"""What differs between two versions of a report, and when two answers have the same content."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shipper import wire
+from shipper.report.changes import Change, diff
+from shipper.report.content import content_hash
+from tests.report_documents import brand, entry, pair, report
+
+AMOUNTS = st.one_of(st.none(), st.sampled_from(["0", "0.0000", "-1.5", "7.25", "100"]).map(Decimal))
+PAIRS = st.one_of(st.none(), st.builds(wire.AmountPair, AMOUNTS, AMOUNTS))
+ENTRIES = st.builds(
+    wire.MarketingSource,
+    id=st.integers(1, 3),
+    name=st.sampled_from([None, "", "a"]),
+    fees=PAIRS,
+    conversions=st.one_of(st.none(), st.builds(wire.Conversions, AMOUNTS, PAIRS)),
+    outgoing_balance=AMOUNTS,
+)
+BRANDS = st.builds(
+    wire.Brand,
+    id=st.integers(1, 3),
+    name=st.sampled_from(["", "b"]),
+    marketing_sources=st.lists(ENTRIES, max_size=3, unique_by=lambda each: each.id),
+)
+REPORTS = st.builds(
+    lambda brands, opening, check_sum: replace(report(*brands), opening_balance=opening, last_check_sum=check_sum),
+    st.lists(BRANDS, max_size=3, unique_by=lambda each: each.id),
+    AMOUNTS,
+    st.sampled_from(["a", "b"]),
+)
+
+
+def shuffled(made: wire.DailyReport, rng: Random) -> wire.DailyReport:
+    brands = [
+        replace(each, marketing_sources=rng.sample(each.marketing_sources, len(each.marketing_sources)))
+        for each in made.brands
+    ]
+    return replace(made, id="another", reporting_time="later", brands=rng.sample(brands, len(brands)))
+
+
+# Differences
+
+
+def test_changes_are_named_by_ids():
+    old = report(brand(entry(1), entry(2)), brand(entry(1), number=12))
+    new = report(
+        brand(entry(1, fees=pair("-41.4100", "2.0000")), entry(2, conversions=None)),
+        brand(entry(1, name="new"), number=12, name="Renamed"),
+    )
+    new = replace(new, opening_balance=Decimal(11), source=replace(new.source, operator_name="Other"))
+    assert [(change.path, change.old, change.new) for change in diff(old, new)] == [
+        ("source.operatorName", "Example Operator", "Other"),
+        ("openingBalance", Decimal(10), Decimal(11)),
+        ("brands[id=11].marketingSources[id=1].fees.adjustment", Decimal(1), Decimal(2)),
+        ("brands[id=11].marketingSources[id=2].conversions.clicks", Decimal(5000), None),
+        ("brands[id=11].marketingSources[id=2].conversions.qualifiedConversions.result", Decimal(32), None),
+        ("brands[id=11].marketingSources[id=2].conversions.qualifiedConversions.adjustment", Decimal(-2), None),
+        ("brands[id=11].marketingSources[id=2].conversions.registrations.result", Decimal(433), None),
+        ("brands[id=11].marketingSources[id=2].conversions.registrations.adjustment", Decimal(-3), None),
+        ("brands[id=12].name", "Harbour Lights", "Renamed"),
+        ("brands[id=12].marketingSources[id=1].name", "Source 1", "new"),
+    ]
+
+
+def test_what_came_and_went_is_one_change():
+    old, new = report(brand(entry(1), entry(2)), brand(number=12)), report(brand(entry(2), entry(3)), brand(number=13))
+    assert diff(old, new) == [
+        Change("", entry(1), None, 11, 1),
+        Change("", None, entry(3), 11, 3),
+        Change("", brand(number=12), None, 12),
+        Change("", None, brand(number=13), 13),
+    ]
+    assert [change.path for change in diff(old, new)][::3] == ["brands[id=11].marketingSources[id=1]", "brands[id=13]"]
+
+
+def test_ids_that_are_there_twice_are_matched_in_their_order():
+    old, new = report(brand(entry(1), entry(1, name="second"))), report(brand(entry(1), entry(1, name="changed")))
+    assert diff(old, new) == [Change("name", "second", "changed", 11, 1)]
+
+
+def test_zero_is_not_missing():
+    old, new = report(brand(entry(fees=pair("0", "0")))), report(brand(entry(fees=None)))
+    assert [change.field for change in diff(old, new)] == ["fees.result", "fees.adjustment"]
+
+
+@given(REPORTS, st.randoms(use_true_random=False))
+def test_order_id_and_time_are_no_change(made, rng):
+    assert diff(made, shuffled(made, rng)) == []
+
+
+@given(REPORTS, REPORTS)
+def test_changes_backwards_are_the_same_changes(old, new):
+    forwards = {(change.path, repr(change.old), repr(change.new)) for change in diff(old, new)}
+    assert {(change.path, repr(change.new), repr(change.old)) for change in diff(new, old)} == forwards
+
+
+# Content
+
+
+@given(REPORTS, REPORTS)
+def test_contents_are_the_same_where_nothing_differs(old, new):
+    hashes = [content_hash(wire.encode_report(each)) for each in (old, new)]
+    if hashes[0] == hashes[1]:
+        assert diff(old, new) == []
+    elif not diff(old, new):
+        # What is left is how much is missing: a pair, or the two figures in it.
+        assert any(b"{}" in wire.encode_report(each) for each in (old, new))
+
+
+@given(REPORTS, st.randoms(use_true_random=False))
+def test_order_id_and_time_do_not_count_as_content(made, rng):
+    other = shuffled(made, rng)
+    document = json.loads(wire.encode_report(other), parse_float=Decimal)
+    backwards = msgspec.json.Encoder(decimal_format="number").encode(dict(reversed(document.items())))
+    bodies = [wire.encode_report(made), wire.encode_report(other), backwards, msgspec.json.format(backwards)]
+    assert len(set(bodies)) == 4
+    assert len({content_hash(body) for body in bodies}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("1.5", "1.5000", True),
+        ("-0.0000", "0", True),
+        ("100", "100.0", True),
+        ("100", "10", False),
+        ("0.1", "0.10000000000000000001", False),
+        ("9" * 40, "9" * 39 + "8", False),
+        ("1.5", '"1.5"', False),
+        ("0", "null", False),
+        ("[1,2]", "[2,1]", False),
+        ('{"id":"a"}', '{"id":"b"}', False),
+        ("1e999999999", "1e999999998", False),
+    ],
+)
+def test_values_count_as_content_and_their_spelling_does_not(one, other, is_same):
+    bodies = [b'{"id":"x","brands":[{"id":1,"extra":%s}]}' % each.encode() for each in (one, other)]
+    assert bodies[0] != bodies[1]
+    assert (content_hash(bodies[0]) == content_hash(bodies[1])) is is_same
+
+
+def test_only_the_id_and_time_of_the_report_itself_do_not_count():
+    bodies = [b'{"id":%d,"reportingTime":%d,"brands":[{"id":1,"reportingTime":1}]}' % each for each in ((1, 1), (2, 2))]
+    others = [b'{"brands":[{"id":1,"reportingTime":2}]}', b'{"brands":[{"id":2,"reportingTime":1}]}', b'{"brands":[]}']
+    assert len({content_hash(body) for body in bodies}) == 1
+    assert len({content_hash(body) for body in [*bodies, *others]}) == 4

@@ -1,0 +1,362 @@
+"""Checks of a report: each finds what it is for, and nothing else."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+
+import pytest
+from msgspec.structs import replace
+
+from shipper import wire
+from shipper.report.checks import check_report
+from shipper.report.document import read_report
+from shipper.report.findings import Finding
+from shipper.report.ranges import DateRange
+from shipper.sandbox.options import Figures
+from shipper.sandbox.report import build_report
+from tests.report_documents import NOW, brand, entry, pair, report, seeded
+
+JANUARY = DateRange(date(2026, 1, 1), date(2026, 1, 31))
+DECEMBER = DateRange(date(2025, 12, 1), date(2025, 12, 31))
+HYPOTHESES = {
+    "outgoing_balance_is_sources",
+    "outgoing_balance_is_opening_and_sources",
+    "outgoing_balance_of_source_is_revenue",
+}
+KRONA = {"reporting_currency": "Swedish Krona", "exchange_rate": Decimal("0.5000")}
+
+
+def found(made: wire.DailyReport, requested: DateRange = JANUARY, **others) -> dict[str, list[Finding]]:
+    findings: dict[str, list[Finding]] = {}
+    for finding in check_report(made, requested=requested, **others):
+        findings.setdefault(finding.check, []).append(finding)
+    return findings
+
+
+def only(made: wire.DailyReport, check: str, requested: DateRange = JANUARY, **others) -> Finding:
+    (finding,) = found(made, requested, **others)[check]
+    return finding
+
+
+def with_entries(*entries: wire.MarketingSource, **changes) -> wire.DailyReport:
+    return replace(report(brand(*entries)), **changes)
+
+
+# A sound report
+
+
+@pytest.mark.parametrize("made", [seeded(*JANUARY), report(brand(entry())), report()], ids=["seeded", "one", "empty"])
+def test_of_a_sound_report_only_the_hypotheses_are_told(made):
+    findings = found(made)
+    assert set(findings) == (HYPOTHESES if made.brands else set(sorted(HYPOTHESES)[:2]))
+    assert {finding.severity for of_check in findings.values() for finding in of_check} == {"info"}
+
+
+def test_balances_of_invented_figures_hang_together():
+    made = seeded(*JANUARY)
+    assert only(made, "outgoing_balance_is_opening_and_sources").message.endswith("holds")
+    assert only(made, "outgoing_balance_of_source_is_revenue").message.endswith("holds for 15 of 15")
+    without_opening = only(made, "outgoing_balance_is_sources")
+    assert "does not hold by" in without_opening.message
+    assert without_opening.residual == made.opening_balance
+
+
+# Balances
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "is_sum", "is_opening_and_sum"),
+    [
+        ("957.18", True, False),
+        ("957.1900", True, False),
+        ("957.1901", False, False),
+        ("957.1699", False, False),
+        ("967.18", False, True),
+        ("0", False, False),
+    ],
+)
+def test_account_balance_is_compared_with_the_sum_and_with_the_opening_balance(outgoing, is_sum, is_opening_and_sum):
+    made = with_entries(entry(1), entry(2), outgoing_balance=Decimal(outgoing))
+    checks = ("outgoing_balance_is_sources", "outgoing_balance_is_opening_and_sources")
+    for check, expected, holds in zip(checks, ("957.18", "967.18"), (is_sum, is_opening_and_sum), strict=True):
+        finding = only(made, check)
+        assert (finding.expected, finding.actual) == (Decimal(expected), Decimal(outgoing))
+        assert finding.residual == Decimal(outgoing) - Decimal(expected)
+        assert finding.message.endswith(": holds") is holds
+        assert ("does not hold by" in finding.message) is not holds
+
+
+def test_tolerance_is_an_argument():
+    made = with_entries(entry(), outgoing_balance=Decimal("478.64"))
+    assert "does not hold by 0.0500" in only(made, "outgoing_balance_is_sources").message
+    assert only(made, "outgoing_balance_is_sources", tolerance=Decimal("0.05")).message.endswith("holds")
+
+
+def test_balance_of_sources_is_told_once_with_the_one_that_is_furthest_off():
+    off = [
+        entry(number, outgoing_balance=Decimal(amount)) for number, amount in ((2, "479"), (3, "470"), (4, "478.59"))
+    ]
+    finding = only(with_entries(entry(1), *off), "outgoing_balance_of_source_is_revenue")
+    assert finding.message.endswith("holds for 2 of 4, at the furthest not by -8.5900")
+    assert finding.where == "brands[id=11].marketingSources[id=3]"
+    assert (finding.expected, finding.actual, finding.residual) == tuple(map(Decimal, ("478.59", "470", "-8.59")))
+
+
+def test_sources_that_are_alike_are_counted_each():
+    off = entry(outgoing_balance=Decimal(0))
+    finding = only(with_entries(off, off, off, entry()), "outgoing_balance_of_source_is_revenue")
+    assert "holds for 1 of 4" in finding.message
+
+
+def test_adjustments_belong_to_the_balance():
+    made = with_entries(entry(rev_share=pair("339.0000", "-100.0000")))
+    assert only(made, "outgoing_balance_of_source_is_revenue").residual == 100
+
+
+@pytest.mark.parametrize(
+    ("outgoing", "holding"),
+    [("579", "outgoing_balance_is_sources_times_rate"), ("879", "outgoing_balance_is_sources_over_rate")],
+)
+def test_exchange_rates_are_tried_both_ways(outgoing, holding):
+    made = with_entries(
+        entry(1, outgoing_balance=Decimal(479)),
+        entry(2, outgoing_balance=Decimal(200), **KRONA),
+        outgoing_balance=Decimal(outgoing),
+    )
+    told = {name: only(made, name).message for name in found(made) if name.startswith("outgoing_balance_is_sources")}
+    assert len(told) == 3
+    assert [name for name, message in told.items() if message.endswith(": holds")] == [holding]
+
+
+def test_balance_of_a_source_is_compared_with_exchange_rates_too():
+    made = with_entries(entry(outgoing_balance=Decimal("239.295"), **KRONA))
+    assert "holds for 1 of 1" in only(made, "outgoing_balance_of_source_is_revenue_times_rate").message
+    assert "holds for 0 of 1" in only(made, "outgoing_balance_of_source_is_revenue_over_rate").message
+
+
+def test_division_by_a_rate_is_told_with_twelve_decimals():
+    made = with_entries(entry(exchange_rate=Decimal(11)), outgoing_balance=Decimal(0))
+    assert str(only(made, "outgoing_balance_is_sources_over_rate").residual) == "-43.508181818182"
+
+
+def test_large_figures_are_added_exactly():
+    made = with_entries(
+        entry(1, outgoing_balance=Decimal("9" * 30)),
+        entry(2, outgoing_balance=Decimal("1e-30")),
+        outgoing_balance=Decimal("9" * 29 + "8.99"),
+    )
+    assert "does not hold" in only(made, "outgoing_balance_is_sources").message
+    tolerance = Decimal("0.010000000000000000000000000001")
+    assert only(made, "outgoing_balance_is_sources", tolerance=tolerance).message.endswith("holds")
+
+
+@pytest.mark.parametrize(
+    ("made", "untold"),
+    [
+        (with_entries(entry(), outgoing_balance=None), ["is_sources", "is_opening_and_sources"]),
+        (with_entries(entry(), opening_balance=None), ["is_opening_and_sources"]),
+        (
+            with_entries(entry(outgoing_balance=None)),
+            ["is_sources", "is_opening_and_sources", "of_source_is_revenue"],
+        ),
+        (with_entries(entry(fees=None)), ["of_source_is_revenue"]),
+        (with_entries(entry(fees=wire.AmountPair(Decimal(1)))), ["of_source_is_revenue"]),
+    ],
+)
+def test_what_a_figure_is_missing_for_cannot_be_told(made, untold):
+    findings = {name: finding for name, (finding,) in found(made).items()}
+    silent = [name for name, finding in findings.items() if "cannot be told, a figure is missing" in finding.message]
+    assert silent == [f"outgoing_balance_{name}" for name in untold]
+    assert all(findings[name].residual is findings[name].expected is None for name in silent)
+    assert all(not finding.where for finding in findings.values())
+
+
+def test_sources_that_cannot_be_told_are_counted():
+    message = only(with_entries(entry(1), entry(2, fees=None)), "outgoing_balance_of_source_is_revenue").message
+    assert message.endswith("holds for 1 of 2; 1 cannot be told, a figure is missing")
+
+
+@pytest.mark.parametrize("rate", [None, Decimal("0.0000")])
+def test_missing_rate_and_rate_of_zero_cannot_be_told(rate):
+    made = with_entries(entry(1, exchange_rate=rate), entry(2, exchange_rate=Decimal(2)))
+    for way in ("times_rate", "over_rate"):
+        assert "cannot be told" in only(made, f"outgoing_balance_is_sources_{way}").message
+
+
+# The period
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "is_right"),
+    [
+        ("2026-01-01T00:00:00", "2026-01-31T23:59:59", True),
+        ("2026-01-01T00:00:00", "2026-01-31T00:00:00", True),
+        ("2026-01-01T00:00:00", "2026-02-01T00:00:00", True),
+        ("2026-01-01T00:00:00Z", "2026-01-31T23:59:59Z", True),
+        ("2026-01-01T00:00:00", "2026-02-01T00:00:01", False),
+        ("2025-12-31T00:00:00", "2026-01-31T23:59:59", False),
+        ("2026-01-01T06:00:00", "2026-01-31T23:59:59", False),
+        ("2026-01-01T00:00:00", "2026-01-30T23:59:59", False),
+        ("2026-01-31T00:00:00", "2026-01-01T00:00:00", False),
+        ("0001-01-01T00:00:00", "0001-01-01T00:00:00", False),
+        ("9999-12-31T00:00:00", "9999-12-31T23:59:59", False),
+        ("", "yesterday", False),
+    ],
+)
+def test_period_is_compared_with_the_days_that_were_asked_for(start, end, is_right):
+    made = replace(report(), reporting_period=wire.ReportingPeriod(start, end))
+    findings = found(made).get("period_is_as_requested", [])
+    assert [(each.severity, each.expected, each.actual) for each in findings] == (
+        [] if is_right else [("warning", "2026-01-01 to 2026-01-31", f"{start} to {end}")]
+    )
+
+
+@pytest.mark.parametrize("day", [date.min, date.max])
+def test_period_at_the_end_of_the_calendar_is_compared(day):
+    made = report(start=day.isoformat(), end=day.isoformat())
+    assert "period_is_as_requested" not in found(made, DateRange(day, day))
+    assert "period_is_as_requested" in found(made)
+
+
+# Ids, currencies, counts
+
+
+def test_ids_that_are_there_twice_are_found_in_their_parent_only():
+    made = report(brand(entry(1), entry(1), entry(1), entry(2)), brand(entry(1), number=12), brand(number=11))
+    assert [(each.where, each.severity) for each in found(made)["ids_are_unique"]] == [
+        ("brands[id=11]", "warning"),
+        ("brands[id=11].marketingSources[id=1]", "warning"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("currency", "rate", "is_right"),
+    [
+        ("Euro", None, True),
+        ("EURO", None, True),
+        ("EUR", None, True),
+        ("Swedish Krona", "0.0889", True),
+        ("Swedish Krona", None, False),
+        ("Swedish Krona", "0.0000", False),
+        ("Unheard Of", None, False),
+        (None, None, False),
+        (None, "1.0000", True),
+    ],
+)
+def test_other_currency_needs_a_rate(currency, rate, is_right):
+    odd = {"reporting_currency": currency, "exchange_rate": None if rate is None else Decimal(rate)}
+    findings = found(with_entries(entry(1), entry(2, **odd), entry(3, **odd))).get("currencies_have_rates", [])
+    assert [(each.where, each.severity, each.actual) for each in findings] == (
+        [] if is_right else [("brands[id=11].marketingSources[id=2]", "warning", currency)]
+    )
+    assert all("2 marketing sources" in each.message for each in findings)
+
+
+def test_currencies_that_are_both_unknown_are_told_apart_by_name():
+    assert "currencies_have_rates" not in found(
+        with_entries(entry(reporting_currency="house chips", exchange_rate=None), reporting_currency="House Chips")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "message"),
+    [
+        ({"active_customers": pair("2.5")}, "counts_are_whole", "Active customers: the result 2.5 is not whole"),
+        ({"active_customers": pair("3", "-0.5")}, "counts_are_whole", "Active customers: the adjustment -0.5 is not"),
+        ({"conversions": wire.Conversions(Decimal("0.25"))}, "counts_are_whole", "Clicks: the result 0.25"),
+        ({"conversions": wire.Conversions(Decimal(-1))}, "counts_are_not_negative", "Clicks: the result -1 is below"),
+    ],
+)
+def test_counts_are_whole_and_not_negative(changes, check, message):
+    findings = [each for name, of_check in found(with_entries(entry(**changes))).items() for each in of_check]
+    (finding,) = [each for each in findings if each.severity != "info"]
+    assert (finding.check, finding.severity, finding.where) == (
+        check,
+        "warning",
+        "brands[id=11].marketingSources[id=50121]",
+    )
+    assert finding.message.startswith(message)
+
+
+def test_counts_with_decimals_and_negative_adjustments_and_money_are_sound():
+    made = with_entries(entry(active_customers=pair("12.0000", "-3"), fees=pair("-1.25")))
+    assert not {name for name in found(made) if name.startswith("counts")}
+
+
+# Against other reports
+
+
+def test_seeded_months_follow_each_other():
+    made, before = (
+        build_report(
+            [],
+            source=wire.ReportSource(1001),
+            start=start,
+            end=end,
+            now_seconds=NOW,
+            figures=Figures.SEEDED,
+        )
+        for start, end in (JANUARY, DECEMBER)
+    )
+    assert made.opening_balance
+    finding = only(made, "opening_balance_is_previous", previous=before)
+    assert (finding.severity, finding.residual) == ("info", 0)
+
+
+@pytest.mark.parametrize(("opening", "severity"), [("488.60", "info"), ("488.61", "warning")])
+def test_opening_balance_is_compared_with_the_period_before(opening, severity):
+    previous = report(start="2025-12-01", end="2025-12-31")
+    made = replace(report(), opening_balance=Decimal(opening))
+    finding = only(made, "opening_balance_is_previous", previous=previous)
+    assert finding.severity == severity
+    assert finding.residual == Decimal(opening) - Decimal("488.59")
+
+
+@pytest.mark.parametrize(
+    ("end", "is_adjacent"),
+    [
+        ("2025-12-31T23:59:59", True),
+        ("2025-12-31T00:00:00", True),
+        ("2026-01-01T00:00:00", True),
+        ("2025-12-30T23:59:59", False),
+        ("2026-01-01T00:00:01", False),
+        ("2026-01-31T23:59:59", False),
+        ("soon", False),
+    ],
+)
+def test_only_adjacent_periods_are_compared(end, is_adjacent):
+    previous = replace(report(), reporting_period=wire.ReportingPeriod("2025-12-01T00:00:00", end))
+    finding = only(report(), "opening_balance_is_previous", previous=previous)
+    assert (finding.severity, finding.residual is None) == (("warning", False) if is_adjacent else ("info", True))
+
+
+def test_missing_balance_of_the_period_before_is_no_warning():
+    previous = replace(report(start="2025-12-01", end="2025-12-31"), outgoing_balance=None)
+    assert only(report(), "opening_balance_is_previous", previous=previous).severity == "info"
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_right"),
+    [
+        ({}, True),
+        ({"id": "another", "reporting_time": "later"}, True),
+        ({"opening_balance": Decimal("10.0")}, True),
+        ({"opening_balance": Decimal("10.01")}, False),
+        ({"opening_balance": Decimal("10.01"), "last_check_sum": "cd" * 32}, True),
+    ],
+)
+def test_same_checksum_means_same_figures(changes, is_right):
+    findings = found(replace(report(), **changes), earlier_version=report()).get("check_sum_tells_changes", [])
+    assert [(each.severity, each.where) for each in findings] == ([] if is_right else [("warning", "openingBalance")])
+
+
+def test_report_that_lacks_whatever_may_be_missing_is_checked():
+    body = wire.encode_report(report(wire.Brand(id=1, marketing_sources=[wire.MarketingSource(id=1)])))
+    made = read_report(body, account_id=1001).report
+    made = replace(made, opening_balance=None, outgoing_balance=None)
+    severities = {
+        finding.check: finding.severity
+        for finding in check_report(made, requested=JANUARY, previous=made, earlier_version=made)
+    }
+    assert {check for check, severity in severities.items() if severity != "info"} == {"currencies_have_rates"}

@@ -1,0 +1,303 @@
+"""Reading the daily report: every documented field exact, what is missing missing, what is unknown listed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shipper import wire
+from shipper.errors import ReportError
+from shipper.report.document import FetchedReport, read_report
+from tests.report_documents import brand, entry, pair, report
+
+BODY = Path(__file__).with_name("daily_report.json").read_bytes()
+SOURCE = ("brands", 0, "marketingSources", 0)
+PAIRS = [
+    (*SOURCE, "activeCustomers"),
+    (*SOURCE, "conversions", "qualifiedConversions"),
+    (*SOURCE, "conversions", "registrations"),
+    *(
+        (*SOURCE, "deposits", f"{whose}DepositingCustomers", what)
+        for whose in ("new", "returning")
+        for what in ("customers", "amount")
+    ),
+    *((*SOURCE, name) for name in ("netRevenue", "revShare", "cpaRevenue", "fees")),
+]
+MAY_BE_MISSING = [
+    ("openingBalance",),
+    ("outgoingBalance",),
+    ("source", "affiliateAccountName"),
+    ("source", "operatorName"),
+    ("brands", 0, "name"),
+    *((*SOURCE, name) for name in ("name", "reportingCurrency", "exchangeRate", "conversions", "deposits")),
+    (*SOURCE, "conversions", "clicks"),
+    (*SOURCE, "deposits", "newDepositingCustomers"),
+    (*SOURCE, "deposits", "returningDepositingCustomers"),
+    (*SOURCE, "outgoingBalance"),
+    *PAIRS,
+    *((*path, part) for path in PAIRS for part in ("result", "adjustment")),
+]
+FIGURES = [
+    ("openingBalance",),
+    ("outgoingBalance",),
+    *((*SOURCE, name) for name in ("exchangeRate", "outgoingBalance")),
+    (*SOURCE, "conversions", "clicks"),
+    *((*path, part) for path in PAIRS for part in ("result", "adjustment")),
+]
+NEEDED = [
+    *((name,) for name in ("id", "lastCheckSum", "source", "reportingTime", "reportingPeriod", "reportingCurrency")),
+    ("source", "affilaiteAccountId"),
+    ("reportingPeriod", "start"),
+    ("reportingPeriod", "end"),
+    ("brands",),
+    ("brands", 0, "id"),
+    ("brands", 0, "marketingSources"),
+    (*SOURCE, "id"),
+]
+
+
+class Number(str):
+    """A number as it was written."""
+
+
+def parsed(body: bytes):
+    return json.loads(body, parse_int=Number, parse_float=Number)
+
+
+def holder(document, path: tuple[str | int, ...]):
+    for name in path[:-1]:
+        document = document[name]
+    return document
+
+
+def changed(path: tuple[str | int, ...], value: object) -> bytes:
+    """The example with another value at a path; raw JSON where it is bytes."""
+    document = json.loads(BODY, parse_int=Decimal, parse_float=Decimal)
+    holder(document, path)[path[-1]] = msgspec.Raw(value) if isinstance(value, bytes) else value
+    return msgspec.json.Encoder(decimal_format="number").encode(document)
+
+
+def without(path: tuple[str | int, ...]) -> bytes:
+    document = json.loads(BODY, parse_int=Decimal, parse_float=Decimal)
+    del holder(document, path)[path[-1]]
+    return msgspec.json.Encoder(decimal_format="number").encode(document)
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
+
+
+def at(value: object, path: tuple[str | int, ...]) -> object:
+    """Walk the typed report by the names of the document."""
+    for name in path:
+        if value is None:
+            return None
+        if isinstance(name, int):
+            value = value[name]
+        else:
+            value = getattr(value, re.sub("[A-Z]", lambda found: "_" + found[0].lower(), name))
+    return value
+
+
+def read(body: bytes) -> FetchedReport:
+    return read_report(body, account_id=1001)
+
+
+# The whole document
+
+
+def test_example_has_every_documented_field():
+    def names(value: object) -> Iterator[str]:
+        for inner in value if isinstance(value, list) else ():
+            yield from names(inner)
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            yield name
+            yield from names(inner)
+
+    kinds = [kind for kind in vars(wire).values() if isinstance(kind, type) and issubclass(kind, msgspec.Struct)]
+    documented = {name for kind in kinds for name in kind.__struct_encode_fields__ if "Activity" not in kind.__name__}
+    assert len(documented) > 30
+    assert set(names(json.loads(BODY))) == documented
+
+
+def test_example_is_read_and_written_with_the_same_values_and_decimals():
+    fetched = read(BODY)
+    assert parsed(wire.encode_report(fetched.report)) == parsed(BODY)
+    assert fetched.unknown_fields == ()
+    assert fetched.body == BODY
+
+
+def test_times_and_names_are_kept_as_they_are_written():
+    made = read(BODY).report
+    assert made.reporting_time == "2026-02-01T08:00:00.1234567Z"
+    assert made.reporting_period.end == "2026-01-31T23:59:59"
+    assert made.brands[1].name == made.brands[0].marketing_sources[0].name == ""
+
+
+def test_time_of_the_fetch_is_kept_beside_the_report():
+    assert read_report(BODY, account_id=1001, fetched_at=12.5).fetched_at == 12.5
+
+
+def test_body_is_not_shown_in_a_trace():
+    assert repr(read(BODY)) == f"<FetchedReport of account 1001, {len(BODY)} bytes>"
+
+
+@given(
+    st.decimals(-(10**15), 10**15, places=4),
+    st.one_of(st.none(), st.decimals(allow_nan=False, allow_infinity=False, min_value=-1, max_value=1, places=20)),
+)
+def test_figures_are_exact_and_keep_their_decimals(result, adjustment):
+    made = report(brand(entry(fees=wire.AmountPair(result, adjustment))))
+    fees = read(wire.encode_report(made)).report.brands[0].marketing_sources[0].fees
+    assert (str(fees.result), str(fees.adjustment)) == (str(result), str(adjustment))
+
+
+def test_total_is_exact_and_missing_if_a_part_is():
+    least = "0.000000000000000000000000000001"
+    assert str(pair("1" * 30, least).total) == "1" * 30 + least[1:]
+    assert wire.AmountPair(Decimal(1), None).total is wire.AmountPair(None, Decimal(1)).total is None
+
+
+# Missing
+
+
+@pytest.mark.parametrize("path", MAY_BE_MISSING, ids=dotted)
+def test_what_is_missing_is_none_and_stays_missing(path):
+    body = without(path)
+    made = read(body).report
+    assert at(made, path) is None
+    assert parsed(wire.encode_report(made)) == parsed(body)
+
+
+@pytest.mark.parametrize("path", MAY_BE_MISSING, ids=dotted)
+def test_null_is_missing(path):
+    assert read(changed(path, None)).report == read(without(path)).report
+
+
+@pytest.mark.parametrize("path", NEEDED, ids=dotted)
+@pytest.mark.parametrize("is_null", [True, False])
+def test_report_without_what_tells_whose_and_which_it_is_is_refused(path, is_null):
+    with pytest.raises(ReportError, match=re.escape(str(path[-1])) if not is_null else "not a daily report"):
+        read(changed(path, None) if is_null else without(path))
+
+
+def test_brand_without_marketing_sources_and_report_without_brands_are_read():
+    assert read(changed(("brands",), [])).report.brands == []
+
+
+# Unknown
+
+
+def test_unknown_fields_are_listed_once_in_the_order_of_their_places():
+    document = json.loads(BODY)
+    document["markedAt"] = None
+    document["reportingPeriod"]["zone"] = "UTC"
+    for number in range(3):
+        document["brands"].append({"id": number, "name": "x", "extra": {"id": number}, "marketingSources": []})
+    for source in document["brands"][0]["marketingSources"]:
+        source["fees"]["tax"] = [1]
+        source["tier[0]"] = "gold"
+    assert read(json.dumps(document).encode()).unknown_fields == (
+        "reportingPeriod.zone",
+        "brands[].marketingSources[].fees.tax",
+        "brands[].marketingSources[].tier[0]",
+        "brands[].extra",
+        "markedAt",
+    )
+
+
+def test_right_spelling_of_the_account_field_is_read_too():
+    body = BODY.replace(b"affilaiteAccountId", b"affiliateAccountId")
+    fetched = read(body)
+    assert fetched.report == read(BODY).report
+    assert fetched.body == body
+    assert fetched.unknown_fields == ()
+
+
+def test_right_spelling_leaves_the_figures_exact():
+    made = report(brand(entry(fees=pair("0.1000000000000000055"))))
+    body = wire.encode_report(made).replace(b"affilaiteAccountId", b"affiliateAccountId")
+    assert read(body).report == made
+
+
+def test_service_spelling_counts_where_both_are_there():
+    body = BODY.replace(b'"affilaiteAccountId": 1001', b'"affilaiteAccountId": 1001, "affiliateAccountId": 7')
+    assert read(body).report.source.affiliate_account_id == 1001
+
+
+# Refused
+
+
+def test_report_of_another_account_is_an_error():
+    with pytest.raises(ReportError, match=r"account 7 was asked for.* account 1001"):
+        read_report(BODY, account_id=7)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b'{"source":' + b"[" * 100_000, "not JSON"),
+        (b"\n <!doctype html><html></html>", "a web page"),
+        (b"null", "not a daily report"),
+        (b"[]", "not a daily report"),
+        (b"{}", "not a daily report"),
+        (b'{"source":null}', "not a daily report"),
+        (b'{"source":{}}', "not a daily report"),
+        (b'{"source":7}', "not a daily report"),
+        (b'{"statusCode":404,"message":"Resource not found"}', "not a daily report"),
+        (BODY.replace(b'"brands": [', b'"brands": ["'), "not JSON"),
+        (BODY[:-40], "not JSON"),
+        (changed((*SOURCE, "fees", "result"), []), r"brands\[0\]\.marketingSources\[0\]\.fees\.result"),
+        (changed((*SOURCE, "fees"), b"7"), r"brands\[0\]\.marketingSources\[0\]\.fees"),
+        (changed((*SOURCE, "fees", "result"), b"NaN"), "not JSON"),
+        (changed((*SOURCE, "id"), b"9223372036854775808"), r"brands\[0\]\.marketingSources\[0\]\.id"),
+        (changed(("brands", 0, "id"), b'"11"'), r"brands\[0\]\.id"),
+    ],
+)
+def test_what_is_no_report_is_named(body, message):
+    with pytest.raises(ReportError, match=message):
+        read(body)
+
+
+@pytest.mark.parametrize("path", FIGURES, ids=dotted)
+@pytest.mark.parametrize("text", [b'"1.0000"', b'"NaN"', b'"Infinity"', b"1e999999999"])
+def test_figure_that_is_a_string_or_out_of_range_is_refused_with_its_path(path, text):
+    why = "a string" if text.startswith(b'"') else "out of range"
+    with pytest.raises(ReportError, match=re.escape(f" $.{dotted(path)} is {why}")):
+        read(changed(path, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_read"),
+    [
+        (b"1e29", True),
+        (b"1e30", False),
+        (b"1E-30", True),
+        (b"1E-31", False),
+        (b"0e40", False),
+        (b"1e-999999999", False),
+        (b"1e99999999999999999999", False),
+        (b"9" * 30, True),
+        (b"9" * 31, False),
+        (b"-" + b"9" * 30 + b"." + b"9" * 30, True),
+        (b"0." + b"0" * 31, False),
+    ],
+)
+def test_figures_have_thirty_digits_on_either_side_of_the_point(text, is_read):
+    body = changed((*SOURCE, "fees", "result"), text)
+    if is_read:
+        assert read(body).report.brands[0].marketing_sources[0].fees.result == Decimal(text.decode())
+    else:
+        with pytest.raises(ReportError, match=r"not a daily report: .*fees\.result"):
+            read(body)

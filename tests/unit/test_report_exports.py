@@ -1,0 +1,314 @@
+"""The flat tables as files: read back with other programs' readers, every figure is the one of the document."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import stat
+import sys
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from zipfile import ZipFile
+
+import openpyxl
+import polars
+import pytest
+from openpyxl.utils.escape import unescape
+
+from shipper.errors import ReportError
+from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx, write_whole
+from shipper.report.rows import Column, FlatTable, account_table, source_table
+from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report
+
+CREATED = datetime(2026, 2, 2, 8, 15, tzinfo=UTC)
+LONG = "123456789012345678901234567890.123400000000000000000000000001"  # 60 digits
+TABLES = [source_table(months()), account_table(months())]
+
+# Figures that a binary fraction, 28 digits or four decimals cannot hold.
+AWKWARD = ("0.1", "1.23456", "-0.0001", "1234567890123.4567", "99999999999999.9999", "1E+3", "0.0000", "-12.0000")
+
+
+def awkward(figures: tuple[str, ...] = AWKWARD) -> FlatTable:
+    """Make a table of figures that are easily lost, and one that is missing."""
+    entries = [entry(number, fees=pair(figure, "0.0000")) for number, figure in enumerate(figures)]
+    holes = entry(99, fees=None, conversions=None, name="")
+    return source_table([fetched(report(brand(*entries, holes)))])
+
+
+def column(table: FlatTable, name: str) -> list[object]:
+    index = [one.name for one in table.columns].index(name)
+    return [row[index] for row in table.rows]
+
+
+def csv_rows(data: bytes, delimiter: str = ",") -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(data.decode(), newline=""), delimiter=delimiter, strict=True))
+
+
+def sheets(data: bytes) -> openpyxl.Workbook:
+    return openpyxl.load_workbook(io.BytesIO(data))
+
+
+def xlsx_rows(data: bytes, name: str) -> list[dict[str, openpyxl.cell.Cell]]:
+    head, *rows = sheets(data)[name].iter_rows()
+    return [{str(title.value): cell for title, cell in zip(head, row, strict=True)} for row in rows]
+
+
+# CSV
+
+
+@pytest.mark.parametrize(
+    "table", [*TABLES, awkward(), awkward((LONG,))], ids=["sources", "accounts", "awkward", "long"]
+)
+def test_csv_has_every_value(table: FlatTable):
+    rows = csv_rows(to_csv(table))
+    assert len(rows) == len(table.rows)
+    for row, values in zip(rows, table.rows, strict=True):
+        for one, value in zip(table.columns, values, strict=True):
+            written = row[one.name]
+            if isinstance(value, Decimal):
+                assert Decimal(written) == value
+                assert "e" not in written.lower()
+            else:
+                assert written == (
+                    "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+                )
+
+
+def test_csv_keeps_the_scale_of_the_document():
+    assert [row["fees_result"] for row in csv_rows(to_csv(awkward()))][:2] == ["0.1", "1.23456"]
+    assert csv_rows(to_csv(TABLES[0]))[0]["exchange_rate"] == "1.0000"
+
+
+def test_csv_is_a_header_and_lines_that_end_as_rfc_4180_says():
+    data = to_csv(TABLES[1])
+    assert data.count(b"\r\n") == data.count(b"\n") == 1 + len(TABLES[1].rows)
+    assert data.startswith(b"account_id,account_name,")
+    assert to_csv(FlatTable("empty", TABLES[1].columns, [])).count(b"\n") == 1
+
+
+@pytest.mark.parametrize("delimiter", DELIMITERS)
+def test_csv_with_any_delimiter_is_read_back(delimiter):
+    data = to_csv(source_table([fetched(hostile())]), delimiter=delimiter, has_bom=True)
+    assert data.startswith(b"\xef\xbb\xbf")
+    rows = csv_rows(data[3:], delimiter)
+    assert [unguarded(row["brand_name"]) for row in rows[::2]] == list(HOSTILE_NAMES)
+
+
+def test_text_that_begins_like_a_formula_is_guarded_and_figures_are_not():
+    table = source_table([fetched(hostile()), fetched(report(brand(entry(7, name="fine"))))])
+    rows = csv_rows(to_csv(table))
+    for one in table.columns:
+        cells = [row[one.name] for row in rows]
+        if one.kind == "text":
+            assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]
+        else:
+            assert not [cell for cell in cells if cell.startswith("'")]
+    names = [row["source_name"] for row in rows]
+    assert names[-1] == "fine"
+    assert sum(name.startswith("'") for name in names) == 12
+    assert {row["fees_result"] for row in rows} == {"-41.4100"}
+
+
+def unguarded(text: str) -> str:
+    return text[1:] if text.startswith("'") else text
+
+
+# JSON lines
+
+
+@pytest.mark.parametrize(
+    "table", [*TABLES, awkward(), awkward((LONG,))], ids=["sources", "accounts", "awkward", "long"]
+)
+def test_ndjson_has_every_value_and_its_scale(table: FlatTable):
+    lines = to_ndjson(table).splitlines()
+    assert len(lines) == len(table.rows)
+    for line, values in zip(lines, table.rows, strict=True):
+        record = json.loads(line, parse_float=Decimal)
+        assert list(record) == [one.name for one in table.columns]
+        for value, read in zip(values, record.values(), strict=True):
+            assert read == value
+            if isinstance(value, Decimal) and isinstance(read, Decimal):
+                assert str(read) == str(value)
+
+
+def test_ndjson_has_numbers_for_decimals_and_null_for_what_is_missing():
+    first, *_, last = to_ndjson(awkward()).splitlines()
+    assert b'"fees_result":0.1,' in first
+    assert b'"exchange_rate":1.0000,' in first
+    assert b'"fees_result":null,' in last
+    assert b'"clicks":null,' in last
+
+
+def test_ndjson_leaves_names_as_they_are():
+    records = [json.loads(line) for line in to_ndjson(source_table([fetched(hostile())])).splitlines()]
+    assert [record["brand_name"] for record in records[::2]] == list(HOSTILE_NAMES)
+
+
+# Parquet
+
+
+@pytest.mark.parametrize("table", [*TABLES, awkward()], ids=["sources", "accounts", "awkward"])
+def test_parquet_has_every_value(table: FlatTable):
+    frame = polars.read_parquet(io.BytesIO(to_parquet(table)))
+    assert frame.columns == [one.name for one in table.columns]
+    assert frame.rows() == table.rows
+
+
+def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals():
+    schemas = [polars.read_parquet_schema(io.BytesIO(to_parquet(table))) for table in (TABLES[0], source_table([]))]
+    assert schemas[0] == schemas[1]
+    assert schemas[0]["fees_result"] == polars.Decimal(38, 4)
+    assert schemas[0]["clicks"] == polars.Decimal(38, 0)
+    assert schemas[0]["brand_id"] == polars.Int64()
+    assert polars.read_parquet_schema(io.BytesIO(to_parquet(awkward())))["fees_result"] == polars.Decimal(38, 5)
+
+
+def test_parquet_adds_exactly():
+    frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(("0.1",) * 1000))))
+    assert frame["fees_result"].sum() == Decimal(100)
+
+
+@pytest.mark.parametrize("figures", [(LONG,), ("1" + "0" * 29, "0.0000000001"), ("1E+34",)])
+def test_figure_that_parquet_cannot_hold_is_an_error_and_not_rounded(figures):
+    with pytest.raises(ReportError, match=r"a value of fees_result does not fit into Parquet; CSV and JSON lines"):
+        to_parquet(awkward(figures))
+
+
+def test_parquet_holds_as_much_as_it_can():
+    figures = ("9" * 34 + ".9999", "-" + "9" * 34 + ".9999", "0.0001")
+    frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(figures))))
+    assert frame["fees_result"].to_list()[:3] == list(map(Decimal, figures))
+
+
+def test_id_beyond_64_bits_is_an_error_in_parquet():
+    with pytest.raises(ReportError, match="a value of brand_id does not fit"):
+        to_parquet(source_table([fetched(report(brand(entry(), number=2**63)))]))
+
+
+# Workbook
+
+
+def test_workbook_has_a_sheet_per_table_and_every_value():
+    data = to_xlsx(TABLES, created=CREATED)
+    assert sheets(data).sheetnames == ["sources", "accounts"]
+    for table in TABLES:
+        rows = xlsx_rows(data, table.name)
+        assert len(rows) == len(table.rows)
+        for row, values in zip(rows, table.rows, strict=True):
+            for one, value in zip(table.columns, values, strict=True):
+                assert exact(row[one.name].value) == value, one.name
+
+
+def exact(value: object) -> object:
+    return Decimal(repr(value)) if isinstance(value, float) else value
+
+
+def test_workbook_has_numbers_where_15_digits_do_and_text_elsewhere():
+    table = awkward((*AWKWARD, LONG))
+    rows = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
+    cells = [row["fees_result"] for row in rows]
+    assert [cell.data_type for cell in cells] == ["n", "n", "n", "s", "s", "n", "n", "n", "s", "n"]
+    assert [None if cell.value is None else Decimal(str(cell.value)) for cell in cells] == column(table, "fees_result")
+    assert cells[-1].value is None
+    assert cells[3].value == "1234567890123.4567"
+    assert [cell.number_format for cell in cells[:3]] == ["#,##0.0", "#,##0.00000", "#,##0.0000"]
+    assert rows[0]["clicks"].number_format == "#,##0"
+    assert rows[0]["brand_id"].number_format == "0"
+
+
+def test_number_of_a_long_id_is_text():
+    table = source_table([fetched(report(brand(entry(), number=2**62)))])
+    (row,) = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
+    assert row["brand_id"].value == str(2**62)
+
+
+def test_names_in_a_workbook_are_neither_formulas_nor_links():
+    data = to_xlsx([source_table([fetched(hostile())])], created=CREATED)
+    cells = [row["brand_name"] for row in xlsx_rows(data, "sources")[::2]]
+    assert {cell.data_type for cell in cells} == {"s"}
+    assert [cell.hyperlink for cell in cells] == [None] * len(cells)
+    assert [unescape(str(cell.value or "")) for cell in cells] == list(HOSTILE_NAMES)
+    with ZipFile(io.BytesIO(data)) as archive:
+        assert b"<f>" not in archive.read("xl/worksheets/sheet1.xml")
+
+
+def test_head_of_a_sheet_stays_in_sight():
+    sheet = sheets(to_xlsx(TABLES, created=CREATED))["sources"]
+    assert sheet.freeze_panes == "A2"
+    assert sheet.auto_filter.ref is not None
+
+
+def test_workbook_of_the_same_table_is_the_same():
+    assert to_xlsx(TABLES, created=CREATED) == to_xlsx(TABLES, created=CREATED)
+
+
+def test_workbook_is_made_without_temporary_files(monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert to_xlsx(TABLES, created=CREATED)
+
+
+def test_text_that_is_longer_than_a_cell_is_an_error_and_not_cut():
+    with pytest.raises(ReportError, match="a value of source_name does not fit into a sheet of a workbook"):
+        to_xlsx([source_table([fetched(report(brand(entry(name="x" * 32_768))))])], created=CREATED)
+
+
+def test_table_that_is_longer_than_a_sheet_is_an_error_and_not_cut():
+    table = FlatTable("long", (Column("number", "integer"),), [(1,)] * 2**20)
+    with pytest.raises(ReportError, match="a sheet has 1,048,576 lines at most, long has 1,048,576 rows"):
+        to_xlsx([table], created=CREATED)
+
+
+# Without the extra
+
+
+@pytest.mark.parametrize(
+    ("package", "write", "form"),
+    [
+        ("polars", lambda: to_parquet(TABLES[0]), "Parquet needs polars"),
+        ("xlsxwriter", lambda: to_xlsx(TABLES, created=CREATED), "a workbook needs xlsxwriter"),
+    ],
+)
+def test_package_that_is_not_installed_is_named_with_the_way_to_it(package, write, form, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ReportError, match=rf"{form}, which is not installed; run: pip install 'shipper\[report\]'"):
+        write()
+
+
+# Files
+
+
+def test_file_is_written_for_its_owner_only(tmp_path: Path):
+    path = tmp_path / "report.csv"
+    write_whole(path, b"content")
+    assert path.read_bytes() == b"content"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["report.csv"]
+
+
+def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, monkeypatch):
+    path = tmp_path / "report.csv"
+    path.write_bytes(b"before")
+    seen = []
+
+    def full(descriptor: int) -> None:
+        seen.append(sorted(os.listdir(tmp_path)))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ReportError, match=r"cannot write '.*report.csv': No space left on device"):
+        write_whole(path, b"after")
+    assert len(seen[0]) == 2
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["report.csv"]
+
+
+def test_file_in_a_place_that_is_not_there_is_an_error(tmp_path: Path):
+    with pytest.raises(ReportError, match="No such file or directory"):
+        write_whole(tmp_path / "absent" / "report.csv", b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ReportError, match="Is a directory"):
+        write_whole(tmp_path / "folder", b"")
+    assert os.listdir(tmp_path) == ["folder"]

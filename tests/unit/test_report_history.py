@@ -1,0 +1,307 @@
+"""The history of reports: every version is kept, what is the same is counted, several processes may write at once."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from datetime import date
+from decimal import Decimal
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from shipper import wire
+from shipper.errors import ConfigError, StateError
+from shipper.report.history import Added, History, Version
+from shipper.report.history_file import SCHEMA_VERSION
+from shipper.state.directory import locked_directory
+from shipper.state.store import Store
+from tests.report_documents import brand, entry, report
+
+START, END = date(2026, 1, 1), date(2026, 1, 31)
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> Iterator[History]:
+    with closing(History(tmp_path / "state")) as made:
+        yield made
+
+
+def body(amount: object = 1, request: int = 0) -> bytes:
+    """Make an answer: `amount` is its content, `request` changes what each request gets anew."""
+    made = report(brand(entry()))
+    made = replace(made, opening_balance=Decimal(str(amount)), last_check_sum=f"{amount}", id=f"{request}")
+    return wire.encode_report(replace(made, reporting_time=f"2026-02-01T08:00:00.{request:07}Z"))
+
+
+def add(history: History, amount: object = 1, at: float = 1, request: int = 0) -> Added:
+    return history.add(1001, START, END, body(amount, request), at)
+
+
+def kept(history: History) -> list[tuple[str, float, float, int]]:
+    versions = history.versions(1001, START, END)
+    return [(each.check_sum, each.first_fetched_at, each.last_fetched_at, each.fetches) for each in versions]
+
+
+# Versions
+
+
+def test_first_answer_is_the_first_version(history: History):
+    added = add(history, at=5.25)
+    assert (added.is_new, added.is_first) == (True, True)
+    assert added.version == history.latest(1001, START, END)
+    assert (added.version.account, added.version.start, added.version.end) == (1001, START, END)
+    assert (added.version.first_fetched_at, added.version.fetches) == (5.25, 1)
+
+
+def test_same_content_is_counted_and_the_first_answer_kept(history: History):
+    first = add(history, at=1)
+    again = add(history, at=2, request=1)
+    assert (again.is_new, again.is_first) == (False, False)
+    assert again.version.number == first.version.number
+    assert again.version == history.latest(1001, START, END)
+    assert kept(history) == [("1", 1, 2, 2)]
+    assert history.body(again.version) == body(request=0) != body(request=1)
+
+
+def test_another_content_is_a_restatement(history: History):
+    add(history, 1, at=1)
+    added = add(history, 2, at=2)
+    assert (added.is_new, added.is_first) == (True, False)
+    assert [history.body(version) for version in history.versions(1001, START, END)] == [body(1), body(2)]
+    assert history.latest(1001, START, END) == added.version
+
+
+def test_content_that_comes_back_is_a_restatement_too(history: History):
+    assert [add(history, amount, at).is_new for at, amount in enumerate([1, 2, 1, 1], start=1)] == [*[True] * 3, False]
+    assert kept(history) == [("1", 1, 1, 1), ("2", 2, 2, 1), ("1", 3, 4, 2)]
+
+
+def test_accounts_and_periods_are_kept_apart(history: History):
+    keys = [(1001, START, END), (1002, START, END), (1001, START, START), (1001, END, END)]
+    for number, (account, start, end) in enumerate(keys):
+        assert history.latest(account, start, end) is None
+        assert history.add(account, start, end, body(number), 1).is_first
+    for number, (account, start, end) in enumerate(keys):
+        assert [history.body(each) for each in history.versions(account, start, end)] == [body(number)]
+
+
+def test_undocumented_fields_are_content(history: History):
+    add(history)
+    assert history.add(1001, START, END, body().replace(b'"brands"', b'"extra":1,"brands"'), 2).is_new
+
+
+def test_answers_that_come_a_little_out_of_order_are_the_same_versions(history: History):
+    for amount, at in [(1, 1), (2, 4), (1, 2), (2, 3), (2, 5)]:
+        add(history, amount, at)
+    assert kept(history) == [("1", 1, 2, 2), ("2", 3, 5, 3)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 3), max_size=12))
+def test_versions_are_the_runs_of_the_same_content(tmp_path_factory: pytest.TempPathFactory, amounts: list[int]):
+    with closing(History(tmp_path_factory.mktemp("state"))) as history:
+        news = [add(history, amount, at, request=at).is_new for at, amount in enumerate(amounts)]
+        runs = [list(run) for _, run in groupby(enumerate(amounts), key=lambda pair: pair[1])]
+        assert kept(history) == [(str(run[0][1]), run[0][0], run[-1][0], len(run)) for run in runs]
+        assert news == [index == 0 for run in runs for index in range(len(run))]
+        versions = history.versions(1001, START, END)
+        assert [history.body(each) for each in versions] == [body(run[0][1], run[0][0]) for run in runs]
+
+
+def test_history_outlives_the_process(tmp_path: Path):
+    with closing(History(tmp_path)) as history:
+        version = add(history).version
+    with closing(History(tmp_path)) as history:
+        assert history.versions(1001, START, END) == [version]
+        assert history.body(version) == body()
+
+
+def test_body_is_kept_to_the_byte_and_small(tmp_path: Path):
+    answer = wire.encode_report(report(brand(*(entry(number) for number in range(2000)))))
+    spaced = b" \n" + answer + b"\r\n"
+    with closing(History(tmp_path)) as history:
+        assert history.body(history.add(1001, START, END, spaced, 1).version) == spaced
+    assert (tmp_path / "reports.db").stat().st_size < len(answer) / 5
+
+
+# The file
+
+
+def test_only_the_owner_may_read(tmp_path: Path):
+    directory = tmp_path / "above" / "state"
+    old_mask = os.umask(0)
+    try:
+        with closing(History(directory)) as history:
+            add(history)
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in [directory, *directory.iterdir()]}
+    finally:
+        os.umask(old_mask)
+    assert modes == {"state": 0o700, "reports.db": 0o600, "reports.db-wal": 0o600, "reports.db-shm": 0o600}
+
+
+def test_directory_that_is_open_to_others_is_closed(tmp_path: Path):
+    tmp_path.chmod(0o755)
+    History(tmp_path).close()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_history_works_beside_a_shipper_that_holds_the_state(tmp_path: Path):
+    with locked_directory(tmp_path), closing(Store(tmp_path)), closing(History(tmp_path)) as history:
+        assert add(history).is_first
+
+
+def test_state_can_be_held_beside_an_open_history(tmp_path: Path):
+    with closing(History(tmp_path)) as history, locked_directory(tmp_path):
+        assert add(history).is_first
+
+
+def test_directory_that_cannot_be_made_is_named(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"state\.directory: cannot use .*file"):
+        History(tmp_path / "file")
+
+
+def foreign(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("CREATE TABLE theirs (one)")
+        db.commit()
+
+
+def newer(path: Path) -> None:
+    History(path.parent).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+
+
+def of_the_records(path: Path) -> None:
+    with locked_directory(path.parent):
+        Store(path.parent).close()
+    path.with_name("state.db").rename(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (foreign, "not written by shipper"),
+        (of_the_records, "not written by shipper"),
+        (newer, f"newer shipper: schema {SCHEMA_VERSION + 1}, this one knows {SCHEMA_VERSION}"),
+        (lambda path: path.write_bytes(b"text" * 1000), "not a database"),
+        (lambda path: path.mkdir(), "unable to open|not a database|disk I/O"),
+    ],
+)
+def test_what_is_no_history_is_left_as_it_is(tmp_path: Path, make, why):
+    path = tmp_path / "reports.db"
+    make(path)
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(StateError, match=rf"reports\.db cannot be used \(.*({why}).*left as it is.*move it away"):
+        History(tmp_path)
+    assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_file_that_was_made_and_not_filled_is_used(tmp_path: Path):
+    (tmp_path / "reports.db").touch(0o600)
+    with closing(History(tmp_path)) as history:
+        assert add(history).is_first
+
+
+def test_damage_is_named(tmp_path: Path):
+    with closing(History(tmp_path)) as history:
+        version = add(history).version
+    with closing(sqlite3.connect(tmp_path / "reports.db")) as db:
+        db.execute("UPDATE versions SET body = x'00'")
+        db.commit()
+    with closing(History(tmp_path)) as history, pytest.raises(StateError, match=r"reports\.db cannot be used"):
+        history.body(version)
+    with open(tmp_path / "reports.db", "r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * 4096)
+    with closing(History(tmp_path)) as history:
+        with pytest.raises(StateError, match=r"reports\.db cannot be (used|written)"):
+            add(history)
+        with pytest.raises(StateError, match=r"reports\.db cannot be used"):
+            history.versions(1001, START, END)
+
+
+def test_version_that_is_not_there_is_named(history: History):
+    version = Version(7, 1001, START, END, "", "", 1, 1, 1)
+    with pytest.raises(StateError, match="version 7 is not in it"):
+        history.body(version)
+
+
+def test_answer_that_cannot_be_kept_leaves_the_history_whole(history: History, tmp_path: Path):
+    add(history, 1, at=1)
+    with closing(sqlite3.connect(tmp_path / "state" / "reports.db")) as db:
+        db.execute("CREATE TRIGGER full BEFORE INSERT ON versions BEGIN SELECT RAISE(ABORT, 'no room'); END")
+        with pytest.raises(StateError, match=r"reports\.db cannot be written \(no room\).*fetch it again"):
+            add(history, 2, at=2)
+        db.execute("DROP TRIGGER full")
+    assert kept(history) == [("1", 1, 1, 1)]
+    assert add(history, 2, at=3).is_new
+
+
+# Several at once
+
+WRITER = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from tests.unit.test_report_history import History, ROUNDS, add
+number, directory = int(sys.argv[1]), Path(sys.argv[2])
+print("ready", flush=True)
+sys.stdin.read()
+for round in range(ROUNDS):
+    for at in range(3):
+        with closing(History(directory / str(round))) as history:
+            add(history, number, at=10 * number + at)
+"""
+WRITERS, ROUNDS = 4, 20
+
+
+def test_processes_may_make_and_write_it_at_once(tmp_path: Path):
+    with ExitStack() as running:
+        writers = [
+            running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", WRITER, str(number), str(tmp_path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    cwd=Path(__file__).parents[2],
+                )
+            )
+            for number in range(WRITERS)
+        ]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == b"ready\n"
+        for writer in writers:
+            assert writer.stdin is not None
+            writer.stdin.close()
+            writer.stdin = None
+        assert [(writer.communicate()[1].decode(), writer.returncode) for writer in writers] == [("", 0)] * WRITERS
+    for number in range(ROUNDS):
+        with closing(History(tmp_path / str(number))) as history:
+            assert kept(history) == [(str(writer), 10 * writer, 10 * writer + 2, 3) for writer in range(WRITERS)]
+
+
+def test_two_histories_of_one_process_do_not_get_in_each_others_way(tmp_path: Path):
+    with closing(History(tmp_path)) as one:
+        add(one, 1, at=1)
+        History(tmp_path).close()
+        with closing(History(tmp_path)) as other:
+            add(other, 2, at=2)
+            assert kept(one) == kept(other) == [("1", 1, 1, 1), ("2", 2, 2, 1)]
+        add(one, 3, at=3)
+    with closing(History(tmp_path)) as again:
+        assert len(kept(again)) == 3

@@ -1,0 +1,328 @@
+"""What the renderings of the report share: flat rows, metrics, what may be added, how things are written."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from itertools import groupby
+
+import pytest
+from msgspec.structs import replace
+
+from shipper import wire
+from shipper.report.lines import lines_of, lines_over
+from shipper.report.metrics import (
+    ACTIVE,
+    BALANCE,
+    CLICKS,
+    FEES,
+    METRICS,
+    NEW_CUSTOMERS,
+    NOTHING,
+    REGISTRATIONS,
+    RETURNING_CUSTOMERS,
+    added,
+    at_most,
+)
+from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, source_table
+from shipper.report.wording import at_a_glance, clean, currency, moment, named, number, period, short_period
+from tests.report_documents import FETCHED_AT, brand, entry, fetched, months, pair, report
+
+ADDITIVE = [metric for metric in METRICS if metric.is_additive]
+OTHERS = [metric for metric in METRICS if not metric.is_additive]
+MONEY = [metric for metric in ADDITIVE if metric.is_money]
+
+
+def records(table: FlatTable) -> list[dict[str, object]]:
+    return [dict(zip((column.name for column in table.columns), row, strict=True)) for row in table.rows]
+
+
+# Rows
+
+
+def test_columns_are_these_and_in_this_order():
+    (table,) = [source_table([])]
+    assert [column.name for column in table.columns] == [
+        *("account_id", "account_name", "operator_name", "period_start", "period_end", "reporting_time", "fetched_at"),
+        *("check_sum", "account_currency", "brand_id", "brand_name", "source_id", "source_name", "source_currency"),
+        *("exchange_rate", "clicks"),
+        *("registrations_result", "registrations_adjustment", "registrations_total"),
+        *("qualified_conversions_result", "qualified_conversions_adjustment", "qualified_conversions_total"),
+        *("active_customers_result", "active_customers_adjustment", "active_customers_total"),
+        *("new_depositing_customers_result", "new_depositing_customers_adjustment", "new_depositing_customers_total"),
+        "returning_depositing_customers_result",
+        "returning_depositing_customers_adjustment",
+        "returning_depositing_customers_total",
+        *("new_deposits_result", "new_deposits_adjustment", "new_deposits_total"),
+        *("returning_deposits_result", "returning_deposits_adjustment", "returning_deposits_total"),
+        *("net_revenue_result", "net_revenue_adjustment", "net_revenue_total"),
+        *("rev_share_result", "rev_share_adjustment", "rev_share_total"),
+        *("cpa_revenue_result", "cpa_revenue_adjustment", "cpa_revenue_total"),
+        *("fees_result", "fees_adjustment", "fees_total"),
+        "outgoing_balance",
+    ]
+
+
+def test_row_has_what_the_document_has():
+    (row,) = records(source_table([fetched(report(brand(entry())))]))
+    assert row == {
+        "account_id": 1001,
+        "account_name": "Example Affiliate",
+        "operator_name": "Example Operator",
+        "period_start": "2026-01-01T00:00:00",
+        "period_end": "2026-01-31T23:59:59",
+        "reporting_time": "2026-02-02T08:00:00.1234567Z",
+        "fetched_at": FETCHED_AT,
+        "check_sum": "ab" * 32,
+        "account_currency": "Euro",
+        "brand_id": 11,
+        "brand_name": "Harbour Lights",
+        "source_id": 50121,
+        "source_name": "Source 50121",
+        "source_currency": "Euro",
+        "exchange_rate": Decimal(1),
+        "clicks": 5000,
+        **figures("registrations", "433", "-3", "430"),
+        **figures("qualified_conversions", "32", "-2", "30"),
+        **figures("active_customers", "31", "-1", "30"),
+        **figures("new_depositing_customers", "34", "-4", "30"),
+        **figures("returning_depositing_customers", "36", "6", "42"),
+        **figures("new_deposits", "1035.5000", "-0.2500", "1035.2500"),
+        **figures("returning_deposits", "1037.1234", "0.0001", "1037.1235"),
+        **figures("net_revenue", "1038.0000", "-8.0000", "1030.0000"),
+        **figures("rev_share", "339.0000", "0.0000", "339.0000"),
+        **figures("cpa_revenue", "140.0000", "40.0000", "180.0000"),
+        **figures("fees", "-41.4100", "1.0000", "-40.4100"),
+        "outgoing_balance": Decimal("478.5900"),
+    }
+    assert str(row["fees_total"]) == "-40.4100"
+
+
+def figures(name: str, *values: str) -> dict[str, Decimal]:
+    return {
+        f"{name}_{part}": Decimal(value) for part, value in zip(("result", "adjustment", "total"), values, strict=True)
+    }
+
+
+def test_there_is_one_row_per_brand_source_and_period_in_the_order_of_the_documents():
+    documents = [
+        report(brand(entry(3), entry(1), number=12), brand(entry(3), number=11)),
+        report(brand(), brand(entry(2), number=9)),
+    ]
+    rows = records(source_table(map(fetched, documents)))
+    assert [(row["brand_id"], row["source_id"]) for row in rows] == [(12, 3), (12, 1), (11, 3), (9, 2)]
+
+
+def test_account_table_has_one_row_per_report():
+    documents = [fetched(report(brand(entry(1), entry(2)), brand(number=12))), fetched(report(), is_restated=True)]
+    first, second = records(account_table(documents))
+    assert (first["brands"], first["marketing_sources"], first["is_restated"]) == (2, 2, False)
+    assert (second["brands"], second["marketing_sources"], second["is_restated"]) == (0, 0, True)
+    assert (first["opening_balance"], first["outgoing_balance"]) == (Decimal("10.0000"), Decimal("488.5900"))
+    assert first["report_id"] == "00000000-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_every_metric_is_found_in_a_full_document(metric):
+    assert metric.figure(entry()).total is not None
+    assert len({other.figure(entry()).result for other in METRICS}) == len(METRICS)
+
+
+def test_groups_of_metrics_stand_together():
+    groups = [group for group, _ in groupby(metric.group for metric in METRICS)]
+    assert len(groups) == len(set(groups))
+
+
+def test_what_is_missing_is_none_and_not_zero():
+    holes = entry(conversions=None, fees=wire.AmountPair(None, None), net_revenue=None, outgoing_balance=None)
+    (row,) = records(source_table([fetched(report(brand(holes)))]))
+    missing = {name for name, value in row.items() if value is None}
+    assert missing == {
+        *("clicks", "outgoing_balance"),
+        *(
+            f"{name}_{part}"
+            for name in ("registrations", "qualified_conversions", "fees", "net_revenue")
+            for part in ("result", "adjustment", "total")
+        ),
+    }
+
+
+def test_total_is_missing_if_either_part_is():
+    assert wire.AmountPair(Decimal(1), None).total is None
+    assert wire.AmountPair(None, Decimal(1)).total is None
+
+
+def test_totals_are_exact_beyond_the_digits_of_the_default_context():
+    long, short = "123456789012345678901234567890.1234", "0.000000000000000000000000000001"
+    (row,) = records(source_table([fetched(report(brand(entry(fees=pair(long, short)))))]))
+    assert str(row["fees_total"]) == "123456789012345678901234567890.123400000000000000000000000001"
+    sum_ = added(FEES, [entry(fees=pair(long)), entry(fees=pair(short))])
+    assert str(sum_.result) == "123456789012345678901234567890.123400000000000000000000000001"
+
+
+# What may be added
+
+
+@pytest.mark.parametrize("metric", ADDITIVE, ids=lambda metric: metric.name)
+def test_flows_are_added(metric):
+    one = metric.figure(entry())
+    assert added(metric, [entry(), entry(), entry()]) == wire.AmountPair(3 * one.result, 3 * one.adjustment)
+
+
+def test_customers_and_balances_have_no_sum():
+    assert set(OTHERS) == {ACTIVE, NEW_CUSTOMERS, RETURNING_CUSTOMERS, BALANCE}
+    assert [added(metric, [entry(), entry()]) for metric in OTHERS] == [NOTHING] * 4
+
+
+@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+def test_one_entry_is_its_own_sum(metric):
+    assert added(metric, [entry()]) == metric.figure(entry())
+
+
+@pytest.mark.parametrize("other", [{"reporting_currency": "Krona"}, {"exchange_rate": Decimal("1.0001")}])
+def test_money_is_added_in_one_currency_and_rate_only(other):
+    both = [entry(), entry(**other)]
+    assert [added(metric, both) for metric in MONEY] == [NOTHING] * len(MONEY)
+    assert added(REGISTRATIONS, both).result == 866
+
+
+def test_scale_of_the_rate_does_not_matter():
+    assert added(FEES, [entry(), entry(exchange_rate=Decimal(1))]) != NOTHING
+
+
+def test_sum_that_would_lack_a_figure_is_missing():
+    assert added(FEES, [entry(), entry(fees=None)]) == NOTHING
+    assert added(CLICKS, [entry(conversions=None), entry()]).total is None
+    assert added(FEES, [entry(), entry(fees=wire.AmountPair(Decimal(1), None))]).adjustment is None
+    assert added(FEES, []) == NOTHING
+
+
+def test_bound_of_customers_is_their_sum():
+    assert at_most(NEW_CUSTOMERS, [entry(), entry()]) == 60
+    assert at_most(NEW_CUSTOMERS, [entry(), entry(deposits=None)]) is None
+    assert at_most(NEW_CUSTOMERS, []) is None
+
+
+@pytest.mark.parametrize(
+    ("days", "disjoint"),
+    [
+        ([("01", "01"), ("02", "02")], True),
+        ([("01", "09"), ("10", "31")], True),
+        ([("01", "01"), ("05", "05")], True),
+        ([("01", "10"), ("10", "31")], False),
+        ([("01", "31"), ("05", "05")], False),
+        ([("01", "31"), ("01", "31")], False),
+        ([("01", "31")], True),
+    ],
+)
+def test_periods_that_overlap_are_told_from_others(days, disjoint):
+    periods = [fetched(report(start=f"2026-01-{start}", end=f"2026-01-{end}")) for start, end in days]
+    assert are_disjoint(periods) == disjoint
+
+
+def test_same_period_twice_overlaps_also_if_it_has_no_length():
+    instant = wire.ReportingPeriod("2026-01-01T00:00:00", "2026-01-01T00:00:00")
+    once = fetched(replace(report(), reporting_period=instant))
+    assert not are_disjoint([once, once])
+
+
+def test_accounts_stay_apart_and_their_periods_ascend():
+    documents = [
+        report(account=2, start="2026-02-01", end="2026-02-28"),
+        report(account=1),
+        report(account=2),
+    ]
+    (second_late, first, second_early) = map(fetched, documents)
+    assert by_account([second_late, first, second_early]) == [[second_early, second_late], [first]]
+
+
+# Lines
+
+
+def test_brand_of_several_sources_and_account_of_several_brands_have_totals():
+    kinds = [line.kind for line in lines_of(report(brand(entry(1), entry(2)), brand(entry(1), number=12)))]
+    assert kinds == ["source", "source", "brand", "source", "account"]
+    assert [line.kind for line in lines_of(report(brand(entry()), brand(number=12)))] == ["source"]
+
+
+def test_lines_over_periods_bring_each_source_once_with_its_latest_name():
+    early = report(brand(entry(2, name="old"), number=12), brand(entry(5)))
+    late = report(brand(entry(2, name="new"), entry(1), number=12), start="2026-02-01", end="2026-02-28")
+    lines = lines_over([fetched(early), fetched(late)])
+    assert [(line.kind, line.brand, line.source, len(line.entries)) for line in lines] == [
+        ("source", "11  Harbour Lights", "5  Source 5", 1),
+        ("source", "12  Harbour Lights", "1  Source 1", 1),
+        ("source", "12  Harbour Lights", "2  new", 2),
+        ("brand", "12  Harbour Lights", "", 3),
+        ("account", "", "", 4),
+    ]
+
+
+def test_totals_of_lines_are_those_of_the_documents():
+    documents = months()
+    *_, account = lines_over(documents)
+    clicks = sum(
+        source.conversions.clicks
+        for item in documents
+        for brand in item.report.brands
+        for source in brand.marketing_sources
+    )
+    assert added(CLICKS, account.entries).total == clicks > 0
+
+
+# How it is written
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "full", "short"),
+    [
+        ("2026-01-01T00:00:00", "2026-01-31T23:59:59", "January 2026", "Jan 2026"),
+        ("2024-02-01T00:00:00", "2024-02-29T00:00:00", "February 2024", "Feb 2024"),
+        ("2025-02-01T00:00:00", "2025-02-27T23:59:59", "1-27 February 2025", "1-27 Feb"),
+        ("2026-01-09T00:00:00", "2026-01-09T23:59:59", "9 January 2026", "9 Jan"),
+        ("2026-01-09T00:00:00", "2026-02-01T00:00:00", "9 January - 1 February 2026", "9 Jan - 1 Feb"),
+        ("2025-12-28T00:00:00", "2026-01-03T00:00:00", "28 December 2025 - 3 January 2026", "28 Dec - 3 Jan"),
+        ("2026-01-01T06:00:00", "2026-01-02T06:00:00", "2026-01-01T06:00:00 to 2026-01-02T06:00:00", None),
+        ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z to 2026-01-02T00:00:00Z", None),
+        ("2026-01-02T00:00:00", "2026-01-01T00:00:00", "2026-01-02T00:00:00 to 2026-01-01T00:00:00", None),
+        ("some\x1bday", "", "some\N{REPLACEMENT CHARACTER}day to ", "some\N{REPLACEMENT CHARACTER}day"),
+        ("9999-12-01T00:00:00", "9999-12-31T00:00:00", "December 9999", "Dec 9999"),
+    ],
+)
+def test_periods_are_written_for_a_reader(start, end, full, short):
+    stated = wire.ReportingPeriod(start, end)
+    assert period(stated).replace("\N{EN DASH}", "-") == full
+    assert short_period(stated).replace("\N{EN DASH}", "-") == (start if short is None else short)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("2026-02-02T08:15:59.1234567Z", "2 February 2026, 08:15 UTC"),
+        ("2026-02-02T08:15:00+00:00", "2 February 2026, 08:15 UTC"),
+        ("2026-02-02T08:15:00+02:00", "2026-02-02T08:15:00+02:00"),
+        ("2026-02-02T08:15:00", "2026-02-02T08:15:00"),
+        ("soon", "soon"),
+        ("", ""),
+    ],
+)
+def test_moments_are_written_for_a_reader(text, shown):
+    assert moment(text) == shown
+
+
+def test_names_lose_what_would_be_obeyed():
+    assert clean("a\x1b[2J\u202eb\x00") == "a\ufffd[2J\ufffdb\ufffd"
+    assert clean("non\u00a0breaking\nline") == "non breaking line"
+    assert clean("\N{FAMILY}\u200d\u200cx") == "\N{FAMILY}\u200d\u200cx"
+    assert clean(None) == ""
+    assert named(7, "") == "7"
+
+
+def test_figures_are_written_for_a_reader():
+    assert number(Decimal("12.0000")) == "12"
+    assert number(Decimal("12.5")) == "12.5"
+    assert at_a_glance(FEES, Decimal("-0.0001")) == "0.00"
+    assert (
+        at_a_glance(FEES, Decimal("123456789012345678901234567890.125")) == "123,456,789,012,345,678,901,234,567,890.12"
+    )
+    assert currency("Krona", Decimal("1.0000")) == "Krona"
+    assert currency("Krona", Decimal("0.0870")) == "Krona (rate 0.0870)"

@@ -1,0 +1,121 @@
+"""The terminal table: several periods and accounts, currencies, and what is missing."""
+
+from __future__ import annotations
+
+import io
+import re
+from decimal import Decimal
+
+import pytest
+from msgspec.structs import replace
+from rich.cells import cell_len
+from rich.console import Console
+
+from shipper.report.rows import Fetched
+from shipper.report.table import render_tables
+from tests.report_documents import brand, entry, fetched, hostile, months, pair, report
+
+FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
+
+
+def rendered(*documents: Fetched, width: int = 240) -> str:
+    out = io.StringIO()
+    render_tables(documents, Console(file=out, width=width, color_system=None))
+    return out.getvalue()
+
+
+def line_with(text: str, word: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if word in line]
+    return line.split()
+
+
+def test_every_metric_has_a_column():
+    text = rendered(fetched(report(brand(entry()))))
+    assert line_with(text, "50121") == [
+        *("11", "Harbour", "Lights", "50121", "Source", "50121", "5,000", "433", "32", "31", "34", "36"),
+        *("1,035.5000", "1,037.1234", "1,038.0000", "339.0000", "140.0000", "-41.4100", "478.5900"),
+    ]
+
+
+def test_account_of_several_brands_has_a_total_and_its_adjustments():
+    text = rendered(fetched(report(brand(entry(1)), brand(entry(2), number=12))))
+    assert line_with(text, "all brands")[2:] == [
+        *("10,000", "866", "64", "2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000", "-82.8200")
+    ]
+    assert "adj +80.0000" in text
+    assert "adj -16.0000" in text
+
+
+def test_periods_ascend_and_end_with_what_may_be_added():
+    late, early = fetched(report(brand(entry()), **FEBRUARY)), fetched(report(brand(entry())))
+    text = rendered(late, early)
+    assert re.findall(r"Period +(\S+)", text) == ["2026-01-01T00:00:00", "2026-02-01T00:00:00"]
+    head, over = text.split("Account 1001, all 2 periods, 2026-01-01T00:00:00 to 2026-02-28T23:59:59")
+    assert "NDC" in head
+    assert line_with(over, "50121")[6:] == [
+        *("10,000", "866", "64", "2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000", "-82.8200")
+    ]
+    assert "Customers are counted anew in each period and not added over them." in over
+
+
+def test_nothing_is_added_over_periods_that_overlap():
+    text = rendered(fetched(report(brand(entry()))), fetched(report(brand(entry()), start="2026-01-31")))
+    assert "The periods overlap, so nothing is added over them." in text
+    assert "10,000" not in text
+
+
+def test_accounts_follow_each_other_and_are_not_added():
+    text = rendered(fetched(report(brand(entry()))), fetched(report(brand(entry()), account=7)))
+    assert re.findall(r"Account +(\d+)", text) == ["1001", "7"]
+    assert "10,000" not in text
+
+
+def test_restated_period_and_time_of_fetching_are_told():
+    text = rendered(fetched(report(brand(entry())), is_restated=True))
+    assert "Restated" in text
+    assert re.search("Fetched at +2026-02-02T08:15:00Z", text)
+    plain = rendered(Fetched(report(brand(entry()))))
+    assert "Restated" not in plain
+    assert "Fetched" not in plain
+
+
+def test_currency_and_rate_are_named_where_they_are_not_simply_the_accounts():
+    krona = entry(2, reporting_currency="Krona", exchange_rate=Decimal("0.0870"))
+    text = rendered(fetched(report(brand(entry(1), krona))))
+    assert "Krona (rate 0.0870)" in text
+    assert line_with(text, "total") == ["total", "10,000", "866", "64"]
+    assert "Krona" not in rendered(fetched(report(brand(entry()))))
+    assert line_with(rendered(fetched(report(brand(krona, krona)))), "total")[1:5] == [
+        *("Krona", "(rate", "0.0870)", "10,000")
+    ]
+
+
+def test_what_is_missing_is_empty():
+    holes = entry(conversions=None, fees=None, outgoing_balance=None)
+    document = replace(report(brand(holes, entry(2))), opening_balance=None, outgoing_balance=None)
+    text = rendered(fetched(document))
+    assert line_with(text, "Source 50121")[6:] == [
+        *("31", "34", "36", "1,035.5000", "1,037.1234", "1,038.0000", "339.0000", "140.0000")
+    ]
+    assert line_with(text, "total")[1:] == ["2,071.0000", "2,074.2468", "2,076.0000", "678.0000", "280.0000"]
+    assert "None" not in text
+
+
+def test_adjustment_without_a_result_is_shown():
+    half = pair("1", "-0.2500")
+    text = rendered(fetched(report(brand(entry(fees=replace(half, result=None))))))
+    assert line_with(text, "50121")[-3:] == ["adj", "-0.2500", "478.5900"]
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_several_periods_fit_any_width_without_a_cut(width):
+    text = rendered(*months(2), width=width)
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "…" not in text
+
+
+def test_names_from_outside_do_nothing():
+    text = rendered(fetched(hostile()), width=400)
+    assert "\x1b" not in text
+    assert "\N{RIGHT-TO-LEFT OVERRIDE}" not in text
+    assert "[red]bracket[/]" in text

@@ -1,0 +1,143 @@
+"""Secrets that a command prints: run without a shell, limited in time and size, and never shown."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+
+import anyio
+import pytest
+
+from shipper import secrets
+from shipper.errors import ConfigError
+from shipper.secrets import LiteralSecret, Secret, SecretReference, check_secret, decode_secret, fetch_secret
+
+CANARY = "Zx9-unmistakable"
+
+
+def command(*words: str) -> SecretReference:
+    return SecretReference(command=words)
+
+
+def script(text: str) -> SecretReference:
+    return command("sh", "-c", text)
+
+
+async def refused(secret: Secret) -> str:
+    """Fetch what cannot be had; returns the words, which show nothing of the secret."""
+    with pytest.raises(ConfigError) as caught:
+        await fetch_secret(secret, key="intake.token")
+    assert caught.value.key == "intake.token"
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+    return str(caught.value)
+
+
+async def test_a_secret_of_every_form_can_be_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("SOME_SECRET", "from env")
+    file = tmp_path / "secret"
+    file.touch(0o600)
+    file.write_text("from file\n")
+    assert await fetch_secret(LiteralSecret("literal"), key="k") == "literal"
+    assert await fetch_secret(SecretReference(env="SOME_SECRET"), key="k") == "from env"
+    assert await fetch_secret(SecretReference(file=str(file)), key="k") == "from file"
+    assert await fetch_secret(command("printf", "from command\r\n"), key="k") == "from command"
+
+
+async def test_the_arguments_are_passed_as_they_are_written_and_no_shell_reads_them():
+    assert await fetch_secret(command("echo", "$HOME;*", "a  b"), key="k") == "$HOME;* a  b"
+
+
+async def test_a_command_cannot_wait_for_our_input(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 5)
+    reading, writing = os.pipe()
+    saved = os.dup(0)
+    try:
+        os.dup2(reading, 0)
+        assert await fetch_secret(script("cat; echo end"), key="k") == "end"
+    finally:
+        os.dup2(saved, 0)
+        for descriptor in (reading, writing, saved):
+            os.close(descriptor)
+
+
+async def test_a_command_may_complain_at_any_length(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 5)
+    assert await fetch_secret(script("yes no | head -c 1000000 >&2; echo end"), key="k") == "end"
+
+
+@pytest.mark.parametrize(
+    ("secret", "says"),
+    [
+        (script(f"echo {CANARY}; echo {CANARY} >&2; exit 3"), "sh failed with exit code 3"),
+        (script(f"echo {CANARY} >&2"), "the output of sh is empty"),
+        (script(f"printf '{CANARY}\\n\\nx'"), "control character or line break"),
+        (script(f"printf '{CANARY}\\377'"), "the output of sh is not UTF-8 text"),
+        (script(f"yes {CANARY}"), "sh printed more than 65536 bytes"),
+        (script(f"yes {CANARY} | head -c 65537"), "sh printed more than 65536 bytes"),
+        (command("no-such-program", CANARY), "cannot run 'no-such-program': No such file"),
+        (command("/", CANARY), "cannot run '/': Permission denied"),
+        (command("echo", f"{CANARY}\0"), "cannot run 'echo': ValueError"),
+    ],
+)
+async def test_a_command_that_yields_no_secret_says_why_and_shows_nothing(secret: Secret, says: str):
+    assert says in await refused(secret)
+
+
+async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
+    fifo = tmp_path / "fifo"
+    # Both the shell and its child hold the pipe open for writing: its end tells that both are gone.
+    assert "sh did not end within 0.5 s" in await refused(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"))
+    with anyio.fail_after(20):
+        while _has_writer(fifo):
+            await anyio.sleep(0.01)
+
+
+def _has_writer(fifo: Path) -> bool:
+    """Tell whether any process but this one has a file open."""
+    for descriptors in Path("/proc").glob("[0-9]*/fd"):
+        try:
+            if any(each.readlink() == fifo for each in descriptors.iterdir()):
+                return True
+        except OSError:
+            continue  # it has ended
+    return False
+
+
+async def test_a_cancelled_command_is_ended(tmp_path: Path):
+    fifo = tmp_path / "fifo"
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
+        with anyio.fail_after(20):
+            while not (fifo.exists() and _has_writer(fifo)):
+                await anyio.sleep(0.01)
+        group.cancel_scope.cancel()
+    with anyio.fail_after(20):
+        while _has_writer(fifo):
+            await anyio.sleep(0.01)
+
+
+def test_a_missing_program_is_found_without_running_anything(tmp_path: Path):
+    program = tmp_path / "program"
+    with pytest.raises(ConfigError, match=r"intake\.token: there is no program '.*/program' that can be run"):
+        check_secret(command(str(program)), key="intake.token")
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    check_secret(command(str(program)), key="intake.token")
+    with pytest.raises(ConfigError, match=r"intake\.token: environment variable NOT_SET is not set"):
+        check_secret(SecretReference(env="NOT_SET"), key="intake.token")
+
+
+@pytest.mark.parametrize("words", [[], [""], ["", "x"]])
+def test_a_command_without_a_program_is_refused(words: list[str]):
+    with pytest.raises(ValueError, match="command is a program and its arguments"):
+        decode_secret({"command": words})
+
+
+async def test_a_secret_for_a_body_may_hold_any_letters():
+    password = "pässwörd €"
+    assert await fetch_secret(LiteralSecret(password), key="k", is_for_header=False) == password
+    assert await fetch_secret(command("echo", password), key="k", is_for_header=False) == password
+    with pytest.raises(ConfigError, match="outside Latin-1"):
+        await fetch_secret(command("echo", password), key="k")
