@@ -198,7 +198,10 @@ class Pipeline:
                     await self._until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
-            gave_up = str(_first_leaf(group))
+            gave_up = (
+                f"{_first_leaf(group)}. What was not delivered stays pending; run the same command again, or let it "
+                "wait longer (delivery.give_up_after_seconds)"
+            )
         finally:
             with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
                 await self._save()
@@ -447,10 +450,7 @@ class Pipeline:
         limit_s = self._settings.delivery.give_up_after_seconds
         if not self._is_one_shot or self._full_since is None or anyio.current_time() < self._full_since + limit_s:
             return
-        raise DeliveryGaveUpError(
-            f"nothing could be saved for {limit_s:g} s (delivery.give_up_after_seconds): {self._why_full.message}. "
-            "What was not saved stays pending; run the same command again"
-        )
+        raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self._why_full.message}")
 
     async def _expire(self) -> None:
         """Remove the dead letters that are past their retention: at the first call, then once an hour."""

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 
 from shipper.config import RecordsSettings
-from shipper.delivery.credentials import Authorization
+from shipper.delivery.credentials import Authorization, Credentials
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
 
@@ -63,11 +63,11 @@ class ScriptedEndpoint:
         self.is_closed = True
 
 
-class FixedCredentials:
+class FixedCredentials(Credentials):
     """
     Gives out numbered tokens and keys; each refusal leads to the next one.
 
-    Attributes:
+    Args:
         other_keys: How many there are after the first one.
     """
 

@@ -27,6 +27,9 @@ SetOption = Annotated[
 LogLevelOption = Annotated[
     str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]
+RateOption = Annotated[
+    float | None, typer.Option("--rate", metavar="N", help="Events per second at most; 0 = no limit.")
+]
 LogFormatOption = Annotated[str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")]
 
 
@@ -36,12 +39,14 @@ def prepare(
     log_level: str | None,
     log_format: str | None,
     needs: Literal["intake", "report"] | None = None,
+    rate: float | None = None,
 ) -> Settings:
     """
     Read the settings and set up the logs.
 
     Args:
         needs: The endpoint that the command cannot do without.
+        rate: What was given as --rate.
     Raises:
         ConfigError: The first thing that is wrong with a setting.
     """
@@ -49,7 +54,11 @@ def prepare(
         config_path=config,
         environ=os.environ,
         overrides=overrides or (),
-        flags={"log.level": log_level, "log.format": log_format},
+        flags={
+            "log.level": log_level,
+            "log.format": log_format,
+            "delivery.rate_limit_events_per_second": rate,
+        },
     )
     settings = settings_from(written, environ=os.environ)
     if needs is not None:

@@ -17,6 +17,7 @@ from shipper.cli.common import (
     ConfigOption,
     LogFormatOption,
     LogLevelOption,
+    RateOption,
     SetOption,
     plain,
     prepare,
@@ -154,6 +155,7 @@ def replay(
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="How many to send at most.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be sent and what would fail.")] = False,
     summary: SummaryOption = "text",
+    rate: RateOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -170,7 +172,7 @@ def replay(
     if dry_run and form == "json":
         raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
     selection = _selection(reason, since, path, delivery)
-    settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake")
+    settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
     code = ship(settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)

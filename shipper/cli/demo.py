@@ -36,7 +36,6 @@ def demo(
     from rich.console import Console
 
     from shipper.cli.report import fetch_report
-    from shipper.report.document import read_report
     from shipper.report.table import render_table
     from shipper.sandbox.options import SandboxOptions
     from shipper.sandbox.samples import sample_lines
@@ -82,9 +81,9 @@ def demo(
             f"the sandbox holds {stored:,} events"
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
-        body = run_async(lambda: fetch_report(settings, options.account_id, start, end))
+        fetched = run_async(lambda: fetch_report(settings, options.account_id, start, end))
         console.print("[bold]4.[/] the affiliate daily report that the sandbox makes of them:\n")
-        render_table(read_report(body, account_id=options.account_id).report, console)
+        render_table(fetched.report, console)
     is_whole = first.accepted == stored == events and second.read == 0
     console.print(
         "\nNext: [bold]shipper sandbox[/] in one terminal, [bold]shipper backfill[/] in another; see the README."

@@ -18,6 +18,7 @@ from shipper.cli.common import (
     ConfigOption,
     LogFormatOption,
     LogLevelOption,
+    RateOption,
     SetOption,
     prepare,
     reader_may_leave,
@@ -87,6 +88,7 @@ def run(
 
 def pipe(
     summary: SummaryOption = "text",
+    rate: RateOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -103,7 +105,7 @@ def pipe(
     form = checked_form(summary)
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
-    settings = prepare(config, overrides, log_level, log_format, needs="intake")
+    settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
         return _spool(settings, store, next_stream_id, sys.stdin.fileno())
@@ -114,6 +116,7 @@ def pipe(
 def backfill(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
     summary: SummaryOption = "text",
+    rate: RateOption = None,
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -125,7 +128,7 @@ def backfill(
     Example: shipper backfill 'exports/*.ndjson' --summary json
     """
     form = checked_form(summary)
-    settings = prepare(config, overrides, log_level, log_format, needs="intake")
+    settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
     files = named_files(paths, settings)
 
     def source(store: Store, next_stream_id: Callable[[], int]) -> Source:

@@ -15,6 +15,7 @@ from shipper.config import EndpointSettings
 from shipper.delivery.keeper import Keeper
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
+from shipper.delivery.verdicts import Action
 from shipper.secrets import MASK
 
 __all__ = ["SKEW_TOLD_S", "Authorization", "ClockSkew", "Credentials", "NoTokenError", "PostForm"]
@@ -110,6 +111,22 @@ class Credentials:
             if self._keys[self._index] is key:  # and not switched by another caller
                 self._switch_key()
             raise
+
+    def learn(self, action: Action, used: Authorization) -> bool:
+        """
+        Take note of what an answer says of the authorization.
+
+        Returns:
+            Whether it makes sense to send the same again at once, with another one.
+        """
+        if action is Action.RENEW_TOKEN:
+            self.refuse_token(used)
+            return True
+        if action is Action.CHANGE_KEY:
+            return self.refuse_key(used)
+        if action in {Action.ACCEPT, Action.BISECT, Action.HALVE}:
+            self.note_accepted()
+        return False
 
     def refuse_token(self, refused: Authorization) -> None:
         """

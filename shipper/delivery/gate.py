@@ -153,10 +153,7 @@ class Gate:
             return math.inf
         patience_s = self.failing_since + self._give_up_after_s - self._now()
         if patience_s <= 0:
-            raise DeliveryGaveUpError(
-                f"nothing was accepted for {self._give_up_after_s:g} s (delivery.give_up_after_seconds): "
-                f"{self.message}. What was not delivered stays pending; run the same command again"
-            )
+            raise DeliveryGaveUpError(f"nothing was accepted for {self._give_up_after_s:g} s: {self.message}")
         return patience_s
 
     async def sleep(self, seconds: float) -> None:

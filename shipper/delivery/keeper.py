@@ -156,7 +156,7 @@ class Keeper:
         if token.value != self.last_value:
             self.last_value, self._has_told_expiry = token.value, False
             expires_in_s = None if token.expires_at is None else round(token.expires_at - now, 3)
-            log.info(self._event("fetched"), key=self.name, expires_in_seconds=expires_in_s)
+            log.debug(self._event("fetched"), key=self.name, expires_in_seconds=expires_in_s)
         if self._refresh_at > now:
             self._vain_fetches = 0
             self._set_try_at(self._refresh_at)

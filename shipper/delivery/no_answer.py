@@ -67,7 +67,9 @@ def no_answer(kind: str, error: BaseException, way: Way, progress: Progress) -> 
     peer = f"the proxy {way.proxy}" if progress.is_at_proxy else way.address
     problem = tls_problem(errors, peer, way.section)
     if problem:
-        return NoAnswerError("tls", problem, is_tls=True, was_sent=False)
+        # In TLS 1.3 the client may already have sent its request, and the server throws it away unread.
+        was_sent = progress.stage is Stage.REQUEST and progress.is_reused
+        return NoAnswerError("tls", problem, is_tls=True, was_sent=was_sent)
     if kind.endswith("timeout"):
         return _too_late(kind, way, progress, peer)
     why = next((words(each) for each in reversed(errors) if isinstance(each, OSError) and each.errno), _CLOSED)
@@ -79,8 +81,11 @@ def no_answer(kind: str, error: BaseException, way: Way, progress: Progress) -> 
         message = f"the request to {peer} is none that HTTP allows; look at the token and the subscription key"
         return NoAnswerError(kind, message, was_sent=False)
     if progress.stage is Stage.REQUEST:
-        is_stale = progress.is_unheard and kind in {"read_error", "remote_protocol_error"}
+        is_cut = kind in {"read_error", "remote_protocol_error"}
+        is_stale = is_cut and progress.is_reused and not progress.is_answering
         return NoAnswerError(kind, f"no answer from {peer}: {why}", is_stale=is_stale)
+    if isinstance(error, UnicodeError):
+        why = "no name looks like that"
     if any(isinstance(each, socket.gaierror | UnicodeError) for each in errors):
         return NoAnswerError("name_lookup", f"the host of {peer} is not found: {why}", was_sent=False)
     return NoAnswerError("connect_error", f"cannot connect to {peer}: {why}", was_sent=False)

@@ -23,30 +23,27 @@ class Progress:
     Attributes:
         stage: Of the request, or of the connection that is opened for it.
         is_at_proxy: The stage is one on the way to the proxy, or the proxy's own.
+        is_reused: The connection has carried an answer before.
+        is_answering: Not only that, but the answer to this request has begun.
         socket: What the newest connection stands on; None = there has been none.
     """
 
     def __init__(self, *, has_proxy: bool) -> None:
         self.stage = Stage.REQUEST
         self.is_at_proxy = False
+        self.is_reused = False
+        self.is_answering = False
         self.socket: Any = None
         self._has_proxy = has_proxy
-        self._has_answered = False
-        self._is_answering = False
-
-    @property
-    def is_unheard(self) -> bool:
-        """The connection has carried an answer before, and not a byte of one to this request."""
-        return self._has_answered and not self._is_answering
 
     def begin(self) -> None:
         """A request begins; if no connection is opened for it, it goes straight out."""
-        self.stage, self.is_at_proxy, self._is_answering = Stage.REQUEST, False, False
+        self.stage, self.is_at_proxy, self.is_answering = Stage.REQUEST, False, False
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
         """Take in what the transport does: the `trace` extension of httpcore."""
         if event == "connection.connect_tcp.started":
-            self.stage, self.is_at_proxy, self._has_answered = Stage.CONNECT, self._has_proxy, False
+            self.stage, self.is_at_proxy, self.is_reused = Stage.CONNECT, self._has_proxy, False
         elif event == "connection.connect_tcp.complete":
             self.socket = info["return_value"]
         elif event == "connection.start_tls.started":
@@ -65,14 +62,14 @@ class Progress:
             stream: What it was read from: the `network_stream` of httpcore. From the first answer on it is watched, as
                 an answer that is cut off and one that never began end with the same error.
         """
-        if self._has_answered or stream is None:
+        if self.is_reused or stream is None:
             return
-        self._has_answered = True
+        self.is_reused = True
         read = stream.read
 
         async def watched(*args: Any, **options: Any) -> bytes:
             data: bytes = await read(*args, **options)
-            self._is_answering |= bool(data)
+            self.is_answering |= bool(data)
             return data
 
         stream.read = watched

@@ -20,7 +20,7 @@ from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, 
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.parting import event_ids, halves, parts
-from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge
+from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.records import Batch, Refusal
 from shipper.wire import INTAKE_PATH
 
@@ -28,7 +28,6 @@ log = structlog.get_logger("delivery")
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
 _SKEW_INTERVAL_S: Final = 10.0
-_CONGESTED: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 
 
 class DeliveryCounts(Struct):
@@ -218,7 +217,7 @@ class Sender:
             )
         except NoAnswerError as error:
             parcel.is_ambiguous |= error.was_sent
-            return _without_answer(error), "connection" if error.is_stale else ""
+            return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
         verdict = judge(answer, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
         parcel.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
@@ -251,19 +250,12 @@ class Sender:
 
     def _authorization_change(self, verdict: Verdict, authorization: Authorization) -> tuple[Verdict, str]:
         """Get another token or key if one is refused; while delivery pauses, it is the next probe that uses it."""
-        credentials, skew_s = self._shared.credentials, self._shared.skew.seconds
-        has_changed = False
-        if verdict.action is Action.RENEW_TOKEN:
-            credentials.refuse_token(authorization)
-            has_changed = True
-            if abs(skew_s) > SKEW_TOLD_S:
-                words = f"{verdict.message}; the service's clock is {skew_s:+.0f} s off this machine's"
-                verdict = replace(verdict, message=words)
-        elif verdict.action is Action.CHANGE_KEY:
-            has_changed = credentials.refuse_key(authorization)
-        elif verdict.action in {Action.ACCEPT, Action.BISECT, Action.HALVE}:
-            credentials.note_accepted()
-        return verdict, verdict.reason if has_changed and not self._gate.reason else ""
+        can_go_on = self._shared.credentials.learn(verdict.action, authorization)
+        skew_s = self._shared.skew.seconds
+        if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_TOLD_S:
+            words = f"{verdict.message}; the service's clock is {skew_s:+.0f} s off this machine's"
+            verdict = replace(verdict, message=words)
+        return verdict, verdict.reason if can_go_on and not self._gate.reason else ""
 
     def _note_skew(self, answer: Answer, verdict: Verdict) -> None:
         now = anyio.current_time()
@@ -364,12 +356,6 @@ def _verdict(state: RetryCallState) -> Verdict:
     error = state.outcome.exception()
     assert isinstance(error, _NotSettledError)
     return error.verdict
-
-
-def _without_answer(error: NoAnswerError) -> Verdict:
-    if error.is_tls:
-        return Verdict(Action.PAUSE, "tls", str(error))
-    return Verdict(Action.RETRY, error.cause, str(error), is_congestion=error.cause in _CONGESTED)
 
 
 def _traceparent(rng: Random) -> str:

@@ -130,6 +130,7 @@ _TABLE: Final = {
     505: _UNEXPECTED,
 }
 _CONGESTION: Final = {408, 429, 503, 504}
+_TIMEOUTS: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 
 
 def judge(
@@ -172,6 +173,19 @@ def judge(
         is_congestion=answer.status in _CONGESTION,
         is_ambiguous=is_quiet,
     )
+
+
+def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
+    """
+    Tell what it means that there was no answer.
+
+    Args:
+        cause: One word, such as `read_timeout`.
+        is_tls: A certificate was not accepted: that does not pass by itself.
+    """
+    if is_tls:
+        return Verdict(Action.PAUSE, "tls", message)
+    return Verdict(Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS)
 
 
 def _success(answer: Answer, document: object) -> _Row:

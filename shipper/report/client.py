@@ -1,23 +1,202 @@
-"""Where the daily report lies. Fetching it is the endpoint's work."""
+"""
+Fetches affiliate daily reports: with the endpoint, credentials, verdicts and gate by which events are delivered.
+
+    async with ReportClient(settings.report, settings.delivery, wall_time=time.time, rng=Random()) as client:
+        october = await client.fetch(1001, date(2026, 10, 1), date(2026, 10, 31))
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import date
+from functools import partial
+from random import Random
+from typing import Final, Self
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+from anyio.to_thread import run_sync
+from msgspec.structs import replace
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper import wire
-from shipper.report.ranges import check_order
+from shipper.config import DeliverySettings, EndpointSettings
+from shipper.delivery.credentials import Credentials, NoTokenError
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
+from shipper.delivery.gate import Gate
+from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
+from shipper.errors import DeliveryGaveUpError, ReportError
+from shipper.report.document import FetchedReport, read_report
+from shipper.report.ranges import DateRange, check_order
+
+log = structlog.get_logger("report")
+
+CONCURRENCY: Final = 4
+_MAX_REPORT_BYTES: Final = 64 << 20
+_PATIENCE_S: Final = 120.0
+_WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
+_NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
+
+
+class _NotYetError(Exception):
+    pass
+
+
+class ReportClient:
+    """
+    Fetches reports, several at a time; to be used as an async context manager.
+
+    Args:
+        endpoint: The settings' section `report`.
+        delivery: Timeouts and backoff.
+        concurrency: Requests in flight at most.
+        requests_per_second: At most; 0 = no limit. The limits of a gateway may be those of the shipping, too.
+        give_up_after_s: How long nothing may be answered before a report is given up.
+        wall_time: Seconds since the epoch.
+    Raises:
+        ConfigError: A secret, certificate or key cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        delivery: DeliverySettings,
+        *,
+        concurrency: int = CONCURRENCY,
+        requests_per_second: float = 0.0,
+        give_up_after_s: float = _PATIENCE_S,
+        wall_time: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        delivery = replace(delivery, concurrency=concurrency, rate_limit_events_per_second=requests_per_second)
+        ssl_context = make_ssl_context(endpoint)
+        self._wall_time = wall_time
+        self._gate = Gate(delivery, give_up_after_s=give_up_after_s, rng=rng)
+        self._credentials = Credentials(
+            endpoint,
+            section="report",
+            post_form=partial(
+                post_form, endpoint=endpoint, delivery=delivery, section="report", ssl_context=ssl_context
+            ),
+            wall_time=wall_time,
+            rng=rng,
+        )
+        self._endpoints = [
+            Endpoint(endpoint, delivery, section="report", ssl_context=ssl_context) for _ in range(concurrency)
+        ]
+        self._idle_tx: MemoryObjectSendStream[Endpoint]
+        self._idle_rx: MemoryObjectReceiveStream[Endpoint]
+        self._stack = AsyncExitStack()
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_NotYetError), wait=self._wait_s, sleep=self._gate.sleep
+        )
+
+    def __repr__(self) -> str:
+        return f"<ReportClient {self._gate!r}>"
+
+    async def __aenter__(self) -> Self:
+        self._idle_tx, self._idle_rx = anyio.create_memory_object_stream[Endpoint](len(self._endpoints))
+        for endpoint in self._endpoints:
+            self._idle_tx.send_nowait(endpoint)
+            self._stack.push_async_callback(endpoint.aclose)
+        self._stack.enter_context(self._idle_tx)
+        self._stack.enter_context(self._idle_rx)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with anyio.move_on_after(1, shield=True):
+            await self._stack.aclose()
+
+    async def fetch(self, account_id: int, start: date, end: date) -> FetchedReport:
+        """
+        Fetch the report of one account and period.
+
+        Args:
+            account_id: The affiliate account.
+            start: First day.
+            end: Last day, included.
+        Raises:
+            ReportError: It could not be had, or is not the report that was asked for; names account and period.
+        """
+        path = report_path(account_id, start, end)
+        try:
+            body: bytes = await self._retrying(self._attempt, path)
+            return await run_sync(partial(read_report, body, account_id=account_id, fetched_at=self._wall_time()))
+        except (ReportError, DeliveryGaveUpError) as error:
+            raise ReportError(f"account {account_id}, {DateRange(start, end)}: {error}") from None
+
+    async def _attempt(self, path: str) -> bytes:
+        """
+        Raises:
+            _NotYetError: It is worth waiting.
+            ReportError: It is not.
+        """
+        passage = await self._gate.enter(1)
+        try:
+            verdict, body = await self._sent(path)
+        finally:
+            self._gate.leave()
+        if verdict.action is Action.ACCEPT:
+            self._gate.note_accepted(passage)
+            return body
+        if verdict.action not in _WAITED_OUT:
+            self._gate.note_answered(passage)
+            known = f"{_NO_REPORT} (HTTP 404)" if verdict.status == 404 else verdict.message
+            raise ReportError(known)
+        self._gate.note_failure(verdict, passage)
+        log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
+        raise _NotYetError(verdict.retry_after_s)
+
+    async def _sent(self, path: str) -> tuple[Verdict, bytes]:
+        """Ask once; and once more if that may be because of the token, the key or an old connection."""
+        endpoint = await self._idle_rx.receive()
+        try:
+            verdict, body, has_remedy = await self._sent_over(endpoint, path)
+            if has_remedy:
+                verdict, body, _ = await self._sent_over(endpoint, path)
+            return verdict, body
+        finally:
+            self._idle_tx.send_nowait(endpoint)
+
+    async def _sent_over(self, endpoint: Endpoint, path: str) -> tuple[Verdict, bytes, bool]:
+        try:
+            authorization = await self._credentials.authorize()
+            answer = await endpoint.request(
+                "GET", path, authorization=authorization, max_answer_bytes=_MAX_REPORT_BYTES + 1
+            )
+        except NoTokenError as error:
+            return Verdict(Action.PAUSE, error.reason, error.message), b"", False
+        except NoAnswerError as error:
+            return without_answer(error.cause, str(error), is_tls=error.is_tls), b"", error.is_stale
+        verdict = _verdict(answer, self._wall_time())
+        return verdict, answer.body, self._credentials.learn(verdict.action, authorization)
+
+    def _wait_s(self, state: RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        asked = error.args[0] if error else None
+        return max(self._gate.backoff_s(state.attempt_number), asked or 0.0) if not self._gate.reason else 0.0
 
 
 def report_path(account_id: int, start: date, end: date) -> str:
     """
-    Make the path of the report of one account and period, to be appended to the base URL.
+    Make the path of a report, to be appended to the base address.
 
-    Args:
-        account_id: The affiliate account.
-        start: First day.
-        end: Last day, included.
     Raises:
         ReportError: `start` is after `end`.
     """
     check_order(start, end)
     return wire.REPORT_PATH.format(account_id=account_id, start=start.isoformat(), end=end.isoformat())
+
+
+def _verdict(answer: Answer, wall_time: float) -> Verdict:
+    """Judge an answer; what says that it is a success is a report until it is read."""
+    if len(answer.body) > _MAX_REPORT_BYTES:
+        return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
+    if answer.status == 200 and answer.content_type != "text/html":
+        return Verdict(Action.ACCEPT, status=200)
+    verdict = judge(answer, section="report", wall_time=wall_time)
+    if verdict.action is Action.ACCEPT:
+        return Verdict(Action.PAUSE, "unexpected_answer", f"the service answered {answer.status} instead of a report")
+    return verdict

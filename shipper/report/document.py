@@ -78,10 +78,13 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
 
 def _with_service_spelling(body: bytes) -> bytes:
     """Put the misspelt name in the place of the right one; figures stay as they are written, not read as floats."""
-    document = _OBJECT.decode(body) or {}
-    source = _OBJECT.decode(document.get("source", b"null")) or {}
+    try:
+        document = _OBJECT.decode(body) or {}
+        source = _OBJECT.decode(document.get("source", b"null")) or {}
+    except msgspec.ValidationError:
+        return body  # the decoder of the report says where it is wrong
     if _MISSPELT in source or _SPELT_RIGHT not in source:
-        return body  # if there is no source at all, the decoder of the report finds the words for it
+        return body
     source[_MISSPELT] = source.pop(_SPELT_RIGHT)
     return msgspec.json.encode({**document, "source": source})
 

@@ -17,13 +17,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Self
 
 import httpx
+
+from shipper.sandbox.options import SandboxOptions
+from shipper.sandbox.server import SandboxThread
 
 SHIPPER = Path(sys.executable).parent / "shipper"
 
@@ -65,6 +68,10 @@ class DeadLetter(NamedTuple):
     raw: bytes
     id: int
     attempts: int
+    message: str
+    status: int
+    delivery: str
+    event_id: str
 
 
 @dataclass(frozen=True)
@@ -98,8 +105,8 @@ def read_state(directory: Path) -> State:
                 return State()  # killed before its first transaction
             totals = db.execute("SELECT read, accepted, dead_lettered, duplicates, purged FROM totals").fetchone()
             letters = db.execute(
-                "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts "
-                "FROM dead_letters ORDER BY id"
+                "SELECT stream_id, path, start_offset, end_offset, rule, raw, id, attempts, message, status, delivery, "
+                "event_id FROM dead_letters ORDER BY id"
             )
             checkpoints = db.execute(
                 "SELECT stream_id, kind, path, checkpoint FROM streams WHERE checkpoint > 0 ORDER BY stream_id"
@@ -156,7 +163,8 @@ def _assert_letters_kept(changes: Mapping[str, int], before: State, after: State
         now, then = left[letter_id], old[letter_id]
         if is_replay:
             assert now.attempts - then.attempts in {0, 1}
-            then = then._replace(rule=now.rule, attempts=now.attempts)
+            changeable = ("rule", "attempts", "message", "status", "delivery")
+            then = then._replace(**{name: getattr(now, name) for name in changeable})
         assert now == then
 
 
@@ -450,6 +458,27 @@ class Service:
             after = page["next"]
         return times
 
+    def requests(self, **query: object) -> list[dict[str, Any]]:
+        """The latest requests to its operations, such as those with `operation="token"` or `status=401`."""
+        answer = self._client.get("/_sandbox/requests", params={"limit": _PAGE_EVENTS, **query})
+        return answer.raise_for_status().json()["requests"]
+
+    def access(self) -> dict[str, Any]:
+        """What is needed to get in: keys, and what the token endpoint asks for."""
+        return self._client.get("/_sandbox/access").raise_for_status().json()
+
+    def rotate_key(self, which: str) -> str:
+        """Let a subscription key, `primary` or `secondary`, be valid no more, and return the new one."""
+        return self._client.post("/_sandbox/keys/rotate", json={"which": which}).raise_for_status().json()["key"]
+
+    def set_faults(self, *rules: Mapping[str, object], seed: int = 1) -> None:
+        """Let requests go wrong by these rules from now on; without any, none goes wrong."""
+        self._client.put("/_sandbox/faults", json={"seed": seed, "fault": rules}).raise_for_status()
+
+    def faults_applied(self) -> list[int]:
+        """How often each of the rules was applied."""
+        return [rule["applied"] for rule in self._client.get("/_sandbox/faults").raise_for_status().json()["fault"]]
+
     def assert_holds_exactly(self, ids: Iterable[str]) -> None:
         """None lost, none invented."""
         wanted, stored = set(ids), self.event_ids()
@@ -457,3 +486,13 @@ class Service:
         lost, invented = wanted - set(stored), set(stored) - wanted
         assert not lost, f"{len(lost)} lost, such as {sorted(lost)[:3]}"
         assert not invented, f"{len(invented)} invented, such as {sorted(invented)[:3]}"
+
+
+@contextmanager
+def sandbox(**options: Any) -> Iterator[Service]:
+    """Run a sandbox of one's own, as it has to have other options or to go wrong."""
+    with (
+        SandboxThread(SandboxOptions(port=0, **options), clock=time.time) as thread,
+        Service(Target(*thread.access)) as service,
+    ):
+        yield service

@@ -61,7 +61,10 @@ import uvloop
 def address_of(host):
     name = host.decode() if isinstance(host, bytes) else host
     with open(os.environ["TEST_HOSTS"]) as file:
-        return dict(line.split() for line in file).get(name, host)
+        address = dict(line.split() for line in file).get(name, host)
+    if address == "nowhere":
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    return address
 
 find, find_with_uvloop = socket.getaddrinfo, uvloop.Loop.getaddrinfo
 
@@ -146,13 +149,15 @@ def test_before_its_age_a_connection_that_works_is_kept(shipper: Shipper, move: 
 
 
 def test_a_name_that_is_not_found_leaves_everything_pending(shipper: Shipper, move: Move, sample: Sample):
-    move.hosts.write_text("intake.test no.such.host.invalid\n")
+    move.hosts.write_text("intake.test nowhere\n")
     result = shipper.pipe(
         b"".join(sample.lines[:10]), settings={**HASTY, "intake.allow_plaintext": "true"}, env=move.env
     )
     assert (result.returncode, result.counts()) == (4, (10, 0, 0, 0, 10))
     assert '"reason":"name_lookup"' in result.stderr
     assert "the host of http://intake.test:" in result.summary["message"]
+    assert "is not found: Name or service not known" in result.summary["message"]
+    assert move.old.requests == 0
 
 
 # The service hangs up -------------------------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class Simulation:
     the time, has grown by its work: so that a change of speed need not touch the requests.
     """
 
-    def __init__(self, service: Service, limit: ConcurrencyLimit, rng: Random) -> None:
+    def __init__(self, service: Service, limit: ConcurrencyLimit, rng: Random, senders: int = SENDERS) -> None:
         self._service = service
         self._limit = limit
         self._rng = rng
@@ -106,7 +106,7 @@ class Simulation:
         self._progress = 0.0
         self._in_flight = 0
         self._number = 0
-        self._waiting = deque([1] * SENDERS)  # the attempt that each sender is about to make
+        self._waiting = deque([1] * senders)  # the attempt that each sender is about to make
         self._serving: list[tuple[float, int, _Request]] = []  # by the progress at which it is done
         self._refusals: list[tuple[float, int, int, _Request]] = []  # by the time of the answer
         self._backoffs: list[tuple[float, int]] = []  # by the time of the attempt

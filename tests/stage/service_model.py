@@ -164,7 +164,7 @@ class Delivery:
         self.credentials = FixedCredentials(other_keys=other_keys)
         shared = Shared(
             gate=self.gate,
-            credentials=self.credentials,  # type: ignore[arg-type]
+            credentials=self.credentials,
             settings=settings,
             settle=lambda batch: self.settled.update(_numbers(batch)),
             reject=self._reject,

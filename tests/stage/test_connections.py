@@ -29,6 +29,8 @@ from shipper import __version__
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
+from shipper.delivery.no_answer import Way, no_answer
+from shipper.delivery.progress import Progress
 from shipper.delivery.verdicts import Answer
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, SecretReference
@@ -237,6 +239,17 @@ def test_a_client_certificate_that_the_server_does_not_know_is_a_fault_of_the_se
     with Origin(context=context) as origin:
         run(main)
     assert (len(origin.handshake_errors), origin.requests) == (1, [])
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_only_on_a_new_connection_a_refused_client_has_certainly_sent_nothing(is_reused: bool):
+    progress = Progress(has_proxy=False)
+    progress.begin()
+    progress.is_reused = is_reused
+    alert = ssl.SSLError(1, "tlsv13 alert certificate required")
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    error = no_answer("read_error", alert, Way("https://127.0.0.1:9", "", "intake", 1, 1), progress)
+    assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
 
 
 @pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])

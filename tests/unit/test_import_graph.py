@@ -22,8 +22,8 @@ LAYERS = [
     {"settings_sources"},
     {"config"},
     {"codec", "batching"},
-    {"sources", "delivery", "state", "report", "sandbox"},
-    {"pipeline"},
+    {"sources", "delivery", "state", "sandbox"},
+    {"pipeline", "report"},
     {"cli"},
 ]
 OPEN_TO_ALL = {"telemetry", "__init__"}

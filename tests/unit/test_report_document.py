@@ -254,7 +254,7 @@ def test_report_of_another_account_is_an_error():
         (b"{}", "not a daily report"),
         (b'{"source":null}', "not a daily report"),
         (b'{"source":{}}', "not a daily report"),
-        (b'{"source":7}', "not a daily report"),
+        (changed(("source",), b"7"), r"not a daily report: .*\$\.source"),
         (b'{"statusCode":404,"message":"Resource not found"}', "not a daily report"),
         (BODY.replace(b'"brands": [', b'"brands": ["'), "not JSON"),
         (BODY[:-40], "not JSON"),
