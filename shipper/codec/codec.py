@@ -139,15 +139,23 @@ class Codec:
         data, framing = chunk.data, chunk.stream.framing
         start, end = (offset - chunk.start_offset for offset in (span.start_offset, span.end_offset))
         settled = {rejection.start_offset - chunk.start_offset for rejection in span.rejections}
-        frames = map(partial(_without_nuls, data), framing.frames(data[:end], _first_record(chunk, start)))
-        candidates = [frame for frame in frames if frame.start not in settled]
-        # Most ids stand in their record as they were sent; the others are made of other fields, or were put right.
-        wanted = event_id.encode()
-        candidates.sort(key=lambda frame: data.find(wanted, frame.start, frame.end) < 0)
-        for frame in candidates:
-            if self.document_of(data[frame.start : frame.end], framing).get("EventId") == event_id:
+        likely: list[Frame] = []
+        others: list[Frame] = []
+        wanted = event_id.encode()  # most ids stand in their record as they were sent
+        at = data.find(wanted, start, end)
+        for frame in framing.frames(data[:end], _first_record(chunk, start)):
+            if frame.start <= at < frame.end:
+                likely.append(frame)
+                at = data.find(wanted, frame.end, end)
+            else:
+                others.append(frame)
+        for frame in map(partial(_without_nuls, data), chain(likely, others)):
+            if frame.start not in settled and self._event_id_of(data[frame.start : frame.end], framing) == event_id:
                 return frame
         return None
+
+    def _event_id_of(self, raw: bytes, framing: Framing) -> object:
+        return self.document_of(raw, framing).get("EventId")
 
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""

@@ -3,10 +3,9 @@ How many requests may be in flight: a fixed number, or as many as the service sh
 
 Source:
     One more per round trip if all were used, a tenth less on congestion: Vector's adaptive request concurrency. Latency
-    is judged against that without a queue: TCP Vegas. Netflix's concurrency-limits take the least latency for that
-    (Vegas) or a long average (Gradient2); but where latency varies the least is far below the usual, and an average
-    learns our own queue. So it is measured, in doubt, with half as many in flight. The numbers were chosen with
-    `python -m tests.model.service_simulation`.
+    is judged against that without a queue: TCP Vegas. But where it varies, the least one (Netflix's VegasLimit) is far
+    below the usual, and a long average (Gradient2Limit) learns our own queue. So it is measured, in doubt, with half as
+    many in flight. The numbers were chosen with `python -m tests.model.service_simulation`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ _FLOOR: Final = 4  # for latency: with fewer nothing overlaps, and that of a loc
 _NOISE: Final = 0.07  # a round goes on until its mean latency is known this well,
 _LONGEST_ROUND: Final = 4  # but not for more round trips, or the limit could not follow
 _CALM: Final = 1.25  # a slowdown up to here is noise: that of the round and that of the baseline
-_SUSPICIOUS: Final = 1.4
-_SUSPICIOUS_AT_START: Final = 2.0  # what doubling does where all were busy before; short rounds are noisier
+_SUSPICIOUS: Final = 1.4  # beyond noise in a single round
 _PATIENCE: Final = 20  # rounds until a doubtful baseline is measured again, or a limit that had a queue is tried
 _HALVED: Final = 0.55  # half as many in flight take half the time: the others had only been waiting
 _DECREASE: Final = 0.9
@@ -66,15 +64,13 @@ class AdaptiveLimit:
 
     def __init__(self, max_limit: int) -> None:
         self.limit = min(_FLOOR, max_limit)
-        self._max_limit = max_limit
-        self._ceiling = max_limit  # as long as answers are owed
+        self._max_limit = self._ceiling = max_limit  # the ceiling holds as long as answers are owed
         self._owed_answers = self._doubtful_rounds = 0
         self._is_doubling = self._is_new_congestion = True
         self._is_used = self._is_baseline_raised = False
         self._settling_since = self._decreased_at = -math.inf
         self._logarithms: list[float] = []  # of the round's latencies: a few long ones do not move their mean much
-        self._spread = self._latency = 0.0
-        self._baseline = math.inf
+        self._spread, self._latency, self._baseline = 0.0, 0.0, math.inf
         self._probe: tuple[int, float] | None = None  # limit and latency before it
 
     def note_answer(self, *, seconds: float, in_flight: int, now: float) -> None:
@@ -101,12 +97,11 @@ class AdaptiveLimit:
 
     def _close_round(self, now: float) -> None:
         mean = fmean(self._logarithms)
-        spread = math.sqrt(fmean((each - mean) ** 2 for each in self._logarithms))
-        self._spread += 0.25 * (spread - self._spread)
+        self._spread += (math.sqrt(fmean((each - mean) ** 2 for each in self._logarithms)) - self._spread) / 4
         self._latency = math.exp(mean)
         if self._probe:
             self._conclude(*self._probe, now)
-        else:
+        elif self._is_used:
             self._adjust(now)
         self._is_new_congestion = True
         self._is_used = False
@@ -115,20 +110,16 @@ class AdaptiveLimit:
     def _adjust(self, now: float) -> None:
         if self._latency < self._baseline / _CALM:
             self._baseline = self._latency
-        if not self._is_used:
-            return
         slowdown = self._latency / self._baseline
         self._doubtful_rounds += slowdown > _CALM or self._is_baseline_raised
-        suspicious = _SUSPICIOUS_AT_START if self._is_doubling else _SUSPICIOUS
-        if slowdown > suspicious or self._doubtful_rounds >= _PATIENCE:
+        if slowdown > _SUSPICIOUS or self._doubtful_rounds >= _PATIENCE:
             self._halve(now)
         elif self._is_doubling:
             self._jump(min(2 * self.limit, self._max_limit), now)
             self._is_doubling = self.limit < self._max_limit
         elif slowdown <= _CALM:
-            round_trips = len(self._logarithms) // self.limit
-            top = self._ceiling if self._owed_answers else self._max_limit
-            self.limit = max(self.limit, min(self.limit + round_trips, top))
+            goal = self.limit + len(self._logarithms) // self.limit  # one more for each round trip
+            self.limit = max(self.limit, min(goal, self._ceiling if self._owed_answers else self._max_limit))
 
     def _halve(self, now: float) -> None:
         self._probe = self.limit, self._latency
@@ -140,14 +131,12 @@ class AdaptiveLimit:
         if fall < _HALVED and self.limit > _FLOOR:
             self._halve(now)
             return
-        self._probe = None
-        self._doubtful_rounds = 0
+        self._probe, self._doubtful_rounds = None, 0
         self._is_baseline_raised = self._latency > self._baseline * _CALM
         self._baseline = self._latency
-        in_service = max(self.limit, math.ceil(limit * fall * _CALM))
+        in_service = max(self.limit, math.ceil(limit * fall * _CALM))  # Little's law, and what is calm on top
         if in_service < limit:
-            self._ceiling = in_service
-            self._owed_answers = _PATIENCE * in_service
+            self._ceiling, self._owed_answers = in_service, _PATIENCE * in_service
         self._jump(min(limit, in_service), now)
 
     def _jump(self, limit: int, now: float) -> None:

@@ -64,6 +64,16 @@ def parts(batch: Batch, indexes: Sequence[Sequence[int]]) -> list[Batch]:
     return [_batch(batch, group, raws, spans) for group in indexes if group]
 
 
+def merged(batches: Sequence[Batch]) -> Batch:
+    """Put parts of one batch together again."""
+    return replace(
+        batches[0],
+        body=BODY_HEAD + b",".join(batch.body[len(BODY_HEAD) : -len(BODY_TAIL)] for batch in batches) + BODY_TAIL,
+        events=sum(batch.events for batch in batches),
+        parts=[part for batch in batches for part in batch.parts],
+    )
+
+
 def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], spans: list[Span]) -> Batch:
     # `groupby` compares by identity: a span has no equality of its own.
     runs = groupby(spans[index] for index in indexes) if spans else ()

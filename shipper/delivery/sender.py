@@ -19,7 +19,7 @@ from shipper.config import DeliverySettings
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.gate import Gate, Passage
-from shipper.delivery.parting import event_ids, halves, parts
+from shipper.delivery.parting import event_ids, halves, merged, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.records import Batch, Refusal
 from shipper.wire import INTAKE_PATH
@@ -27,6 +27,7 @@ from shipper.wire import INTAKE_PATH
 log = structlog.get_logger("delivery")
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
+_MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
 _SKEW_INTERVAL_S: Final = 10.0
 
 
@@ -74,6 +75,7 @@ class _Parcel(Struct, eq=False):
         is_ambiguous: An attempt had no answer that tells whether it was taken.
         sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
         is_suspect: It is, so that it need not be sent as a whole.
+        is_refused: It was one record, which is a dead letter now.
     """
 
     batch: Batch
@@ -81,6 +83,7 @@ class _Parcel(Struct, eq=False):
     is_ambiguous: bool = False
     sibling: _Parcel | None = None
     is_suspect: bool = False
+    is_refused: bool = False
 
     def parted(self, batches: Sequence[Batch]) -> list[_Parcel]:
         """Make parcels of its parts."""
@@ -139,6 +142,7 @@ class Sender:
 
     async def _deliver(self, batch: Batch) -> None:
         parcels = deque([_Parcel(batch)])
+        refused = 0
         while parcels:
             parcel = parcels.popleft()
             is_too_large = len(parcel.batch.body) > self._shared.working_bytes
@@ -154,6 +158,9 @@ class Sender:
                 parcels.append(parcel)  # that its record is bad is not believed yet: others first
             else:
                 parcels.extendleft(reversed(left))
+            refused += parcel.is_refused
+            if parcel.is_refused and refused <= _MERGED_AFTER and len(parcels) > 1:
+                parcels = deque([_merged(parcels)])  # mostly it was the only one
         self._shared.counts.batches += 1
 
     async def _attempt(self, parcel: _Parcel, failed: list[_NotSettledError] | None = None) -> list[_Parcel]:
@@ -302,6 +309,7 @@ class Sender:
             if not self._gate.may_refuse(1, passage):
                 return [parcel]
             self._gate.note_answered(passage)
+            parcel.is_refused = True
             self._refuse(parcel, verdict, next(iter(verdict.results.rejected.values()), "") or verdict.words)
             return []
         self._gate.note_answered(passage)
@@ -349,6 +357,14 @@ class Sender:
             attempt=state.attempt_number,
             wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
         )
+
+
+def _merged(parcels: Sequence[_Parcel]) -> _Parcel:
+    return _Parcel(
+        merged([parcel.batch for parcel in parcels]),
+        max(parcel.attempts for parcel in parcels),
+        any(parcel.is_ambiguous for parcel in parcels),
+    )
 
 
 def _verdict(state: RetryCallState) -> Verdict:

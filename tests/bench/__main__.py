@@ -48,7 +48,7 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
     failed: dict[str, str] = {}
     sample = rows.sample_file(args.events)
     with running_server(pinning.server, args.latency_ms) as server:
-        bench = rows.Bench(sample, server.url, args.large_events)
+        bench = rows.Bench(sample, server.urls, args.large_events)
         for number in range(1, args.rounds + 1):
             for name in [name for name in args.rows if name not in failed]:
                 print(f"round {number} of {args.rounds}: {name}", file=sys.stderr, flush=True)

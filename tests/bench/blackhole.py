@@ -1,13 +1,16 @@
 """
 A server that takes every batch, counts its events and forgets it: `python -m tests.bench.blackhole --port 0`.
 
-It prints its port and runs until it is ended. It reads the header block of a request and nothing else; the
-body is counted as it passes, by its Content-Length, and never kept. So it costs less than its fastest client
-(the table shows how much) and is not what limits a measurement.
+It prints its ports, one for each manner of answering, and runs until it is ended. It reads the header block of a
+request and nothing else; the body is counted as it passes, by its Content-Length, and never kept. So it costs less
+than its fastest client (the table shows how much) and is not what limits a measurement.
 
     POST /reset      counts and CPU time start again at nought
     GET  /counts     {"requests": 1, "bytes": 357000, "events": 1000, "cpu_seconds": 0.0004}
     POST anything    202 {"accepted": 1000}
+
+The manners: plain; slow, 100 ms for each batch; faulty, one batch in a hundred is answered 503 or 429, or the
+connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is not counted.
 """
 
 from __future__ import annotations
@@ -18,12 +21,18 @@ import contextlib
 import json
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import uvloop
 
+from .measure import MANNERS
+
+SLOW_SECONDS = 0.1
+FAULTY_ONE_IN = 100
+POISON = b"poison-poison-poison"
 EVENT_MARK = b'"EventId":'  # once in every event; within a string its quotes would be escaped
-OVERLAP = len(EVENT_MARK) - 1
+OVERLAP = max(len(EVENT_MARK), len(POISON)) - 1
 MAX_HEADER_BYTES = 65536
 
 
@@ -57,9 +66,11 @@ class Counts:
 class Blackhole(asyncio.Protocol):
     """One connection; requests follow one another on it."""
 
-    def __init__(self, counts: Counts, latency_seconds: float) -> None:
+    def __init__(self, counts: Counts, latency_seconds: float, manner: str = "plain") -> None:
         self.counts = counts
-        self.latency_seconds = latency_seconds
+        self.manner = manner
+        self.latency_seconds = SLOW_SECONDS if manner == "slow" else latency_seconds
+        self.is_poisoned = False
         self.transport: asyncio.Transport
         self.head = b""  # the part of a header block that has come so far
         self.route = b""  # method and path of the request whose body is coming
@@ -83,6 +94,7 @@ class Blackhole(asyncio.Protocol):
             return b""
         self.head = self.tail = b""
         self.events = 0
+        self.is_poisoned = False
         self.route = head[: head.find(b" HTTP/")]
         fields = head.lower()
         length = fields.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0].strip()
@@ -98,7 +110,10 @@ class Blackhole(asyncio.Protocol):
         piece, rest = data, b""
         if len(data) > self.body_left:
             piece, rest = data[: self.body_left], data[self.body_left :]
-        self.events += piece.count(EVENT_MARK) + (self.tail + piece[:OVERLAP]).count(EVENT_MARK)
+        seam = self.tail[1 - len(EVENT_MARK) :] + piece[: len(EVENT_MARK) - 1]
+        self.events += piece.count(EVENT_MARK) + seam.count(EVENT_MARK)
+        if self.manner == "picky":
+            self.is_poisoned |= POISON in piece or POISON in self.tail + piece[:OVERLAP]
         self.tail = (self.tail + piece[-OVERLAP:])[-OVERLAP:]
         self.counts.body_bytes += len(piece)
         self.body_left -= len(piece)
@@ -114,6 +129,12 @@ class Blackhole(asyncio.Protocol):
             self._write(b"200 OK", self.counts.as_json())
         elif self.route.startswith(b"POST "):
             self.counts.requests += 1
+            if self.is_poisoned:
+                self._write(b"400 Bad Request", b'{"message": "poison"}')
+                return
+            if self.manner == "faulty" and self.counts.requests % FAULTY_ONE_IN == 0:
+                self._fail(self.counts.requests // FAULTY_ONE_IN % 3)
+                return
             self.counts.events += self.events
             body = b'{"accepted": %d}' % self.events
             if self.latency_seconds:
@@ -131,18 +152,29 @@ class Blackhole(asyncio.Protocol):
                 % (status, len(body), body)
             )
 
+    def _fail(self, how: int) -> None:
+        if how == 0:
+            self._write(b"503 Service Unavailable", b"{}")
+        elif how == 1:
+            self._write(b"429 Too Many Requests", b"{}")
+        else:
+            self.transport.abort()
+
     def _refuse(self, status: bytes) -> None:
         self._write(status, b"{}")
         self.transport.close()
 
 
 async def serve(port: int, latency_seconds: float) -> None:
-    """Listen on loopback and print the port."""
+    """Listen on loopback and print the ports."""
     counts = Counts()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Blackhole(counts, latency_seconds), "127.0.0.1", port)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
+    servers = [
+        await loop.create_server(partial(Blackhole, counts, latency_seconds, manner), "127.0.0.1", number)
+        for manner, number in zip(MANNERS, (port, 0, 0, 0), strict=True)
+    ]
+    print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
+    await servers[0].serve_forever()
 
 
 def main() -> None:

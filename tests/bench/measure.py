@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 ROW_LIMIT_SECONDS = 900
+MANNERS = ("plain", "slow", "faulty", "picky")  # in which the server answers, each on a port of its own
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 
@@ -82,9 +83,9 @@ def clean_environment() -> dict[str, str]:
 class Server:
     """The running blackhole, seen from here."""
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, ports: Mapping[str, int]) -> None:
+        self.port = ports["plain"]
+        self.urls = {manner: f"http://127.0.0.1:{port}" for manner, port in ports.items()}
 
     def reset(self) -> None:
         """Set its counts to nought."""
@@ -120,10 +121,10 @@ def running_server(pin: Sequence[str], latency_ms: float) -> Iterator[Server]:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            port = process.stdout.readline().strip()
-            if not port:
+            ports = process.stdout.readline().split()
+            if not ports:
                 raise RowError("the server did not start")
-            yield Server(int(port))
+            yield Server(dict(zip(MANNERS, map(int, ports), strict=True)))
         finally:
             process.terminate()
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from .measure import ROOT, RowError, clean_environment
-from .variants import MAPPING, archive, csv_header, csv_row, many_files, sloppy, variant
+from .variants import MAPPING, POISON_ONE_IN, archive, csv_header, csv_row, many_files, poisoner, sloppy, variant
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
 BACKFILLS: Final = (
     *("backfill", "backfill-sloppy", "backfill-csv"),
     *("backfill-many", "backfill-gz", "backfill-zst", "backfill-rss"),
+    *("backfill-slow", "backfill-faulty", "backfill-picky"),
 )
 SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
@@ -51,7 +53,7 @@ class Bench:
     """What the commands need to know."""
 
     sample: Path
-    base_url: str
+    urls: Mapping[str, str]  # of the server, by the manner of its answers
     large_events: int = 0  # in the file of `backfill-rss`
 
 
@@ -59,6 +61,8 @@ def events_of(name: str, events: int, large_events: int) -> int:
     """How many events a row has to get accepted; `events` are those of the sample."""
     if name in FOLLOWING:
         return FOLLOWING[name].events
+    if name == "backfill-picky":
+        return events - (events + POISON_ONE_IN // 2 - 1) // POISON_ONE_IN
     return large_events if name == "backfill-rss" else events
 
 
@@ -78,16 +82,19 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
             flags.append(str(directory / "events.db"))
         return [sys.executable, "-m", "tests.bench.sandbox_row", sample, str(directory), *flags]
     if name in ("floor", "naive"):
-        return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.base_url + INTAKE_PATH]
+        return [sys.executable, "-m", f"tests.bench.{name}", sample, bench.urls["plain"] + INTAKE_PATH]
     if name in FOLLOWING:
         files, appends, flags = FOLLOWING[name]
         counts = ["--files", str(files), "--appends", str(appends)]
         return [sys.executable, "-m", "tests.bench.tail", "--json", "--sample", sample, *counts, *flags]
     if name == "validate":
         return [sys.executable, "-m", "tests.bench.validate_row", sample]
-    config = str(write_config(bench, directory, MAPPING if name == "backfill-csv" else ""))
+    url = bench.urls.get(name.removeprefix("backfill-"), bench.urls["plain"])
+    config = str(write_config(url, directory, MAPPING if name == "backfill-csv" else ""))
     if name in BACKFILLS:
-        return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
+        line = [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
+        # Exit code 3: there are dead letters.
+        return ["/bin/sh", "-c", '"$@"; [ $? -eq 3 ]', "sh", *line] if name == "backfill-picky" else line
     assert name == "pipe", name
     # The shell waits for both, so that the CPU time of `cat` is in the account too.
     line = 'cat "$1" | "$2" pipe --config "$3" --summary json'
@@ -105,17 +112,19 @@ def _input_of(name: str, bench: Bench) -> Path:
             return many_files(sample)
         case "gz" | "zst" as compression:
             return archive(sample, compression)
+        case "picky":
+            return variant(sample, ".poisoned", poisoner())
         case "rss":
             return sample_file(bench.large_events)
     return sample
 
 
-def write_config(bench: Bench, directory: Path, more: str = "") -> Path:
+def write_config(url: str, directory: Path, more: str = "") -> Path:
     """Write the smallest configuration that ships, and what a row needs more; everything else is the default."""
     path = directory / "shipper.toml"
     state = json.dumps(str(directory / "state"))  # a JSON string is a TOML string
     path.write_text(
-        f'[intake]\nbase_url = "{bench.base_url}"\nsubscription_key = "bench"\ntoken = "bench"\n\n'
+        f'[intake]\nbase_url = "{url}"\nsubscription_key = "bench"\ntoken = "bench"\n\n'
         f"[state]\ndirectory = {state}\n{more}"
     )
     return path

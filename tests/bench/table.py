@@ -21,6 +21,9 @@ TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("backfill-sloppy", "backfill", 0.4),
     ("backfill-many", "backfill", 0.7),
     ("backfill-gz", "backfill", 0.7),
+    ("backfill-slow", "backfill", 0.8),
+    ("backfill-faulty", "backfill", 0.9),
+    ("backfill-picky", "backfill", 0.85),  # one batch in ten is taken apart
     ("validate", "", 500_000.0),
     ("sandbox", "", 150_000.0),
     ("sandbox-file", "", 150_000.0),

@@ -6,10 +6,13 @@ import gzip
 import json
 import shutil
 from collections.abc import Callable
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
+from .blackhole import POISON
+
+POISON_ONE_IN = 10_000
 MAPPING = """
 [records.mapping]
 EventId = "player_uuid"
@@ -31,6 +34,18 @@ def sloppy(line: bytes) -> bytes:
     event["ConsumerCountry"] = event["ConsumerCountry"].lower()
     event["AffiliateID"] = None
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"
+
+
+def poisoner() -> Callable[[bytes], bytes]:
+    """One record in 10,000 has a user of the name that the picky server refuses."""
+    numbers = count()
+
+    def poison(line: bytes) -> bytes:
+        if next(numbers) % POISON_ONE_IN != POISON_ONE_IN // 2:
+            return line
+        return json.dumps({**json.loads(line), "Username": POISON.decode()}, separators=(",", ":")).encode() + b"\n"
+
+    return poison
 
 
 def csv_header() -> bytes:
