@@ -99,6 +99,7 @@ class Checkup:
         self._wall_time = wall_time
         self._rng = rng
         self._skew = ClockSkew()
+        self._date = ""
 
     def _tell(self, result: Result, step: str, what: str) -> None:
         self._tell_item(Item(result, f"{self._section}:{step}", what))
@@ -138,15 +139,24 @@ class Checkup:
         if probe is None:
             return
         try:
-            verdict = await self._sent(probe, endpoint, credentials, authorization, key="key")
-            if verdict is not None and credentials.learn(verdict.action, authorization):
-                if verdict.action is Action.CHANGE_KEY:
-                    authorization = await credentials.authorize()
-                    await self._sent(probe, endpoint, credentials, authorization, key="second-key")
-        except NoTokenError as error:
-            self._tell("fail", "second-key", error.message)
+            verdict = await self._sent(probe, endpoint, authorization)
+            if verdict is not None:
+                self._tell_verdict(verdict, probe, credentials.token_expires_at)
+                if verdict.action is Action.CHANGE_KEY and credentials.refuse_key(authorization):
+                    await self._try_second_key(probe, endpoint, credentials)
+                self._tell_clock()
         finally:
             await endpoint.aclose()
+
+    async def _try_second_key(self, probe: Probe, endpoint: Endpoint, credentials: Credentials) -> None:
+        try:
+            authorization = await credentials.authorize()
+        except NoTokenError as error:
+            self._tell("fail", "second-key", error.message)
+            return
+        verdict = await self._sent(probe, endpoint, authorization)
+        if verdict is not None:
+            self._tell_verdict(verdict, probe, credentials.token_expires_at, key="second-key")
 
     def _credentials(self, ssl_context: ssl.SSLContext | None) -> Credentials:
         post = partial(
@@ -171,10 +181,8 @@ class Checkup:
         assert self._endpoint.token is not None
         return origin_of(self._endpoint.token)
 
-    async def _sent(
-        self, probe: Probe, endpoint: Endpoint, credentials: Credentials, authorization: Authorization, *, key: str
-    ) -> Verdict | None:
-        """Send the request and tell what the answer means; None if there was none."""
+    async def _sent(self, probe: Probe, endpoint: Endpoint, authorization: Authorization) -> Verdict | None:
+        """Send the request; None if there was no answer, and that is told."""
         is_compressed = bool(probe.body) and self._delivery.compression == "gzip"
         try:
             answer = await endpoint.request(
@@ -190,13 +198,12 @@ class Checkup:
             self._tell("fail", _STEPS.get(error.cause, "service"), str(error))
             return None
         wall_time = self._wall_time()
+        self._date = answer.date
         self._skew.note(answer.date, wall_time)
         verdict = judge(answer, section=self._section, wall_time=wall_time)
         if is_compressed and verdict.status in {400, 415}:
             what = f"the service may not understand compressed bodies (HTTP {verdict.status})"
             self._tell("note", "compression", f"{what}; see delivery.compression")
-        self._tell_verdict(verdict, probe, credentials, key)
-        self._tell_clock(answer.date)
         return verdict
 
     def _traceparent(self) -> str:
@@ -207,7 +214,7 @@ class Checkup:
 
     # What an answer means ---------------------------------------------------------------------------------------------
 
-    def _tell_verdict(self, verdict: Verdict, probe: Probe, credentials: Credentials, key: str) -> None:
+    def _tell_verdict(self, verdict: Verdict, probe: Probe, expires_at: float | None, key: str = "key") -> None:
         is_forbidden = verdict.reason == "forbidden"
         is_taken = verdict.action in _TAKEN
         request = f"{probe.method} {probe.path}"
@@ -223,7 +230,7 @@ class Checkup:
             name = f"{self._section}.subscription_key"
             self._tell("fail", key, verdict.message.replace(name, name if key == "key" else f"{name}_secondary"))
         elif verdict.action is Action.RENEW_TOKEN:
-            self._tell("fail", "token", self._refused_token(verdict, credentials.token_expires_at))
+            self._tell("fail", "token", self._refused_token(verdict, expires_at))
         elif verdict.action is Action.THROTTLE:
             wait = "" if verdict.retry_after_s is None else f"; it asks for a wait of {verdict.retry_after_s:g} s"
             self._tell("note", "service", f"{verdict.message}{wait}")
@@ -240,10 +247,10 @@ class Checkup:
         is_skewed = abs(self._skew.seconds) > SKEW_TOLD_S
         return what + (life if result == "note" else "") + ("; the clocks may be why" if is_skewed else "")
 
-    def _tell_clock(self, date: str) -> None:
+    def _tell_clock(self) -> None:
         skew_s = self._skew.seconds
         what = f"the service's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's"
-        if not date:
+        if not self._date:
             self._tell("note", "clock", "the service does not say what time it is")
         elif not skew_s:
             self._tell("ok", "clock", "the service's clock is no more than 2 s from this machine's")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
+from itertools import count
 from random import Random
 from typing import Final, Self
 
@@ -19,7 +20,6 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper import wire
 from shipper.config import DeliverySettings, EndpointSettings
@@ -34,14 +34,15 @@ from shipper.report.ranges import DateRange, check_order
 log = structlog.get_logger("report")
 
 CONCURRENCY: Final = 4
+PATIENCE_S: Final = 120.0
 _MAX_REPORT_BYTES: Final = 64 << 20
-_PATIENCE_S: Final = 120.0
 _WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
+_NOT_LET_IN: Final = {"token", "subscription_key", "tls"}
 _NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
 
 
-class _NotYetError(Exception):
-    pass
+class NoServiceError(ReportError):
+    """The service lets nobody in, or is away: no other report could be had just now."""
 
 
 class ReportClient:
@@ -53,7 +54,7 @@ class ReportClient:
         delivery: Timeouts and backoff.
         concurrency: Requests in flight at most.
         requests_per_second: At most; 0 = no limit. The limits of a gateway may be those of the shipping, too.
-        give_up_after_s: How long nothing may be answered before a report is given up.
+        give_up_after_s: For how long a report is asked for again where waiting may help. A longer wait is not begun.
         wall_time: Seconds since the epoch.
     Raises:
         ConfigError: A secret, certificate or key cannot be used.
@@ -66,13 +67,14 @@ class ReportClient:
         *,
         concurrency: int = CONCURRENCY,
         requests_per_second: float = 0.0,
-        give_up_after_s: float = _PATIENCE_S,
+        give_up_after_s: float = PATIENCE_S,
         wall_time: Callable[[], float],
         rng: Random,
     ) -> None:
         delivery = replace(delivery, concurrency=concurrency, rate_limit_events_per_second=requests_per_second)
         ssl_context = make_ssl_context(endpoint)
         self._wall_time = wall_time
+        self._patience_s = give_up_after_s
         self._gate = Gate(delivery, give_up_after_s=give_up_after_s, rng=rng)
         self._credentials = Credentials(
             endpoint,
@@ -89,9 +91,6 @@ class ReportClient:
         self._idle_tx: MemoryObjectSendStream[Endpoint]
         self._idle_rx: MemoryObjectReceiveStream[Endpoint]
         self._stack = AsyncExitStack()
-        self._retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_NotYetError), wait=self._wait_s, sleep=self._gate.sleep
-        )
 
     def __repr__(self) -> str:
         return f"<ReportClient {self._gate!r}>"
@@ -118,21 +117,49 @@ class ReportClient:
             start: First day.
             end: Last day, included.
         Raises:
+            NoServiceError: It could not be had, and no other could.
             ReportError: It could not be had, or is not the report that was asked for; names account and period.
         """
         path = report_path(account_id, start, end)
+        named = f"account {account_id}, {DateRange(start, end)}"
         try:
-            body: bytes = await self._retrying(self._attempt, path)
+            body = await self._body(path)
             return await run_sync(partial(read_report, body, account_id=account_id, fetched_at=self._wall_time()))
-        except (ReportError, DeliveryGaveUpError) as error:
-            raise ReportError(f"account {account_id}, {DateRange(start, end)}: {error}") from None
+        except (NoServiceError, DeliveryGaveUpError) as error:
+            raise NoServiceError(f"{named}: {error}") from None
+        except ReportError as error:
+            raise ReportError(f"{named}: {error}") from None
 
-    async def _attempt(self, path: str) -> bytes:
+    async def _body(self, path: str) -> bytes:
         """
+        Ask until there is an answer or no patience left.
+
         Raises:
-            _NotYetError: It is worth waiting.
-            ReportError: It is not.
+            ReportError: There is no report, or none that waiting would bring.
+            DeliveryGaveUpError: Nothing was answered for too long, whatever was asked for.
         """
+        failing_since: float | None = None
+        for attempt in count(1):
+            verdict, body = await self._attempt(path)
+            if verdict.action is Action.ACCEPT:
+                return body
+            asked_s = verdict.retry_after_s or 0.0
+            if verdict.action not in _WAITED_OUT:
+                raise _refusal(verdict)
+            if asked_s > self._patience_s:
+                raise NoServiceError(
+                    f"{verdict.message}; it asks to wait {asked_s:g} s, a report is waited for {self._patience_s:g} s"
+                )
+            now = anyio.current_time()
+            failing_since = now if failing_since is None else failing_since
+            if now - failing_since >= self._patience_s:
+                raise ReportError(f"asked for {attempt} times within {self._patience_s:g} s; at last {verdict.message}")
+            log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
+            if not self._gate.reason:  # while it is shut, the waiting is done there
+                await self._gate.sleep(max(self._gate.backoff_s(attempt), asked_s))
+        raise AssertionError("counting does not end")
+
+    async def _attempt(self, path: str) -> tuple[Verdict, bytes]:
         passage = await self._gate.enter(1)
         try:
             verdict, body = await self._sent(path)
@@ -140,14 +167,11 @@ class ReportClient:
             self._gate.leave()
         if verdict.action is Action.ACCEPT:
             self._gate.note_accepted(passage)
-            return body
-        if verdict.action not in _WAITED_OUT:
+        elif verdict.action in _WAITED_OUT:
+            self._gate.note_failure(verdict, passage)
+        else:
             self._gate.note_answered(passage)
-            known = f"{_NO_REPORT} (HTTP 404)" if verdict.status == 404 else verdict.message
-            raise ReportError(known)
-        self._gate.note_failure(verdict, passage)
-        log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
-        raise _NotYetError(verdict.retry_after_s)
+        return verdict, body
 
     async def _sent(self, path: str) -> tuple[Verdict, bytes]:
         """Ask once; and once more if that may be because of the token, the key or an old connection."""
@@ -173,11 +197,6 @@ class ReportClient:
         verdict = _verdict(answer, self._wall_time())
         return verdict, answer.body, self._credentials.learn(verdict.action, authorization)
 
-    def _wait_s(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        asked = error.args[0] if error else None
-        return max(self._gate.backoff_s(state.attempt_number), asked or 0.0) if not self._gate.reason else 0.0
-
 
 def report_path(account_id: int, start: date, end: date) -> str:
     """
@@ -188,6 +207,20 @@ def report_path(account_id: int, start: date, end: date) -> str:
     """
     check_order(start, end)
     return wire.REPORT_PATH.format(account_id=account_id, start=start.isoformat(), end=end.isoformat())
+
+
+def _refusal(verdict: Verdict) -> ReportError:
+    """Say why there is no report, in terms of reports: the table of verdicts speaks of records."""
+    if verdict.reason in _NOT_LET_IN:
+        return NoServiceError(verdict.message)
+    if verdict.status == 404:
+        return ReportError(f"{_NO_REPORT} (HTTP 404)")
+    if verdict.action in {Action.BISECT, Action.HALVE}:
+        return ReportError(
+            "the service refuses this account or period; it may take no range that crosses the end of a month "
+            f"(HTTP {verdict.status})"
+        )
+    return ReportError(verdict.message)
 
 
 def _verdict(answer: Answer, wall_time: float) -> Verdict:

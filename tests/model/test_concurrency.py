@@ -72,10 +72,12 @@ def _median(outcome: Outcome) -> float:
         ("knee", _collapses),
         ("knee and jitter", _collapses),
         ("knee and jitter", _varies),
+        ("wider knee and jitter", _collapses),
         ("shared capacity", _only_queues),
         ("shared capacity and jitter", _only_queues),
         ("quota", _gets(429)),
         ("quota and jitter", _gets(429)),
+        ("larger quota and jitter", _gets(429)),
         ("places", _gets(503)),
         ("quota and places", _gets(429, 503)),
         ("latency doubles", _doubles),
@@ -138,6 +140,25 @@ def test_it_takes_up_a_capacity_that_has_come_back():
     assert outcome.mean_limit(75, 90) >= 20
 
 
+def test_it_leaves_a_service_alone_that_has_lost_nearly_all_its_capacity():
+    service = Service("drops", varied(0.1, 0.2), lambda among, at: min(1.0, (64 if at < 20 else 5) / among), run_s=90)
+    outcome = adaptive(service, 1)
+    assert outcome.mean_limit(10, 20) >= 45
+    assert outcome.mean_limit(30, 90) <= 10
+    assert outcome.median_latency_s(30, 90) <= 0.2
+
+
+def test_a_stall_during_a_probe_does_not_make_a_queue_the_baseline_for_good():
+    def speed(among: int, at: float) -> float:
+        stalled = 0.25 if 20.3 <= at < 21.5 else 1.0
+        return stalled * min(1.0, (24 if at < 20 else 10) / among)
+
+    outcome = adaptive(Service("stalls", lambda at, rng: 0.1, speed, run_s=90), 1)
+    least = min(limit for at, limit in outcome.limits if 20 <= at < 21.5)
+    assert least <= 16, "the probe fell into the stall"
+    assert outcome.mean_limit(40, 90) <= 16
+
+
 def test_a_limit_that_is_not_used_does_not_grow():
     service = Service("constant", lambda at, rng: 0.1, run_s=20)
     few = Simulation(service, AdaptiveLimit(SENDERS), Random(1), senders=10).run()
@@ -161,6 +182,16 @@ def test_requests_sent_before_the_last_decrease_do_not_decrease_again():
     assert limit.limit == once
     limit.note_congestion(started_at=2.1, now=6)
     assert limit.limit < once
+
+
+def test_a_long_outage_is_not_held_against_the_service_for_long():
+    limit = AdaptiveLimit(8)
+    for at in range(100_000):
+        limit.note_congestion(started_at=at, now=at + 0.5)
+    assert limit.limit == 1
+    for at in range(100_000, 101_000):
+        limit.note_answer(seconds=0.1, in_flight=limit.limit, now=float(at))
+    assert limit.limit == 8
 
 
 def test_a_fixed_limit_stays():

@@ -1,0 +1,325 @@
+"""`shipper check`: whether the configuration is right and, if that is asked for, each step of the way to the service."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import msgspec
+import typer
+
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    plain,
+    reader_may_leave,
+    run_async,
+)
+from shipper.config import EndpointSettings, Settings, load_written, require_endpoint, settings_from
+from shipper.errors import ConfigError
+from shipper.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
+from shipper.settings_sources import Written
+from shipper.telemetry.logs import configure_logs
+
+if TYPE_CHECKING:
+    from shipper.delivery.checkup import Item, Probe
+    from shipper.delivery.reach import Result
+
+_SECTIONS: Final[tuple[Literal["intake", "report"], ...]] = ("intake", "report")
+_WIDTH: Final = len("intake.subscription_key")
+_COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
+
+
+def check(
+    online: Annotated[
+        bool, typer.Option("--online", help="Go the way to the service, too; nothing is written.")
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="ENDPOINT", help="intake or report; else both, if configured.")
+    ] = None,
+    account: Annotated[
+        int | None, typer.Option("--account", min=1, metavar="N", help="Whose report of yesterday is asked for.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON document.")] = False,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Check configuration, secrets and state directory and, with --online, each step to the service by itself.
+
+    The steps are dns, connect, tls, credentials, then route, key and token by one request that writes nothing, and the
+    clock. Exits with 2 if the configuration is wrong, else with 4 if a step failed.
+
+    Example: shipper check --online
+    """
+    if only not in {None, *_SECTIONS}:
+        raise typer.BadParameter(f"{only!r} is no endpoint; there are: intake, report", param_hint="--only")
+    findings = _Findings(is_json=json)
+    with reader_may_leave():
+        settings = _settings(findings, config, overrides, log_level, log_format)
+        if settings is not None:
+            _check_state(settings, findings)
+            _check_input(settings, findings)
+            run_async(lambda: _check_endpoints(settings, findings, only=only, is_online=online, account=account))
+        findings.finish()
+    raise typer.Exit(findings.exit_code)
+
+
+class _Findings:
+    """Prints items as they are found, or all of them as one document in the end."""
+
+    def __init__(self, *, is_json: bool) -> None:
+        self._is_json = is_json
+        self._items: list[Item] = []
+        self.width = _WIDTH
+
+    @property
+    def exit_code(self) -> int:
+        """2 = a setting is wrong, 4 = a step to the service failed."""
+        failed = [item.name for item in self._items if item.result == "fail"]
+        return 0 if not failed else 4 if all(":" in name for name in failed) else 2
+
+    def add(self, result: Result, name: str, what: str) -> None:
+        from shipper.delivery.checkup import Item
+
+        self.take(Item(result, name, what))
+
+    def take(self, item: Item) -> None:
+        self._items.append(item)
+        if self._is_json:
+            return
+        rest = f"  {item.name:<{self.width}}  {plain(' '.join(item.what.split()))}"
+        if sys.stdout.isatty():
+            from rich.console import Console
+            from rich.text import Text
+
+            line = Text.assemble((f"{item.result:<4}", _COLOURS[item.result]), rest)
+            Console(highlight=False).print(line, soft_wrap=True)
+        else:
+            print(f"{item.result:<4}{rest}", flush=True)
+
+    def finish(self) -> None:
+        if self._is_json:
+            document = {"exit_code": self.exit_code, "items": self._items}
+            print(msgspec.json.encode(document).decode(), flush=True)
+
+
+# The configuration ---------------------------------------------------------------------------------------------------
+
+
+def _settings(
+    findings: _Findings,
+    config: Path | None,
+    overrides: list[str] | None,
+    log_level: str | None,
+    log_format: str | None,
+) -> Settings | None:
+    flags = {"log.level": log_level, "log.format": log_format}
+    try:
+        written = load_written(config_path=config, environ=os.environ, overrides=overrides or (), flags=flags)
+        settings = settings_from(written, environ=os.environ)
+    except ConfigError as error:
+        findings.add("fail", "configuration", str(error))
+        return None
+    # What is found out is told as items; as logs, it would be told twice.
+    configure_logs(settings.log.level if log_level else "error", settings.log.format)
+    endpoints = [getattr(settings, section) for section in _SECTIONS]
+    names = [key for each in endpoints if each for key, *_ in _secrets(each, "intake")]
+    findings.width = max(map(len, [*names, "intake.subscription_key"]))
+    findings.add("ok", "configuration", _sources(written))
+    return settings
+
+
+def _sources(written: Mapping[str, Written]) -> str:
+    """Say where settings were written."""
+    sources = {entry.source for entry in written.values()}
+    variables = {source for source in sources if source.startswith("environment ")}
+    flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
+    files = sorted(sources - variables - flags) or ["no settings file"]
+    counted = [
+        f"{len(those)} from {where}" for those, where in ((variables, "the environment"), (flags, "flags")) if those
+    ]
+    return ", ".join([*files, *counted])
+
+
+def _secrets(endpoint: EndpointSettings, section: str) -> Iterator[tuple[str, Secret, bool]]:
+    """Yield the key of each secret, the secret, and whether it goes into a header."""
+    for name in endpoint.__struct_fields__:
+        value = getattr(endpoint, name)
+        if isinstance(value, Secret):
+            yield f"{section}.{name}", value, True
+    if endpoint.oauth2 is not None:
+        for name in ("client_secret", "password"):
+            value = getattr(endpoint.oauth2, name)
+            if value is not None:
+                yield f"{section}.oauth2.{name}", value, False
+
+
+# This machine --------------------------------------------------------------------------------------------------------
+
+
+def _check_state(settings: Settings, findings: _Findings) -> None:
+    from shipper.state.directory import holder_of
+
+    directory = settings.state.directory
+    findings.add(*_directory(directory))
+    holder = holder_of(directory)
+    if holder is not None:
+        who = f"process {holder}" if holder else "another process"
+        what = f"{who} holds it: a second shipper would end with exit code 5, or needs a directory of its own"
+        findings.add("note", "state.directory", what)
+    place = next(each for each in (directory, *directory.parents) if each.is_dir())
+    status = os.statvfs(place)
+    free, wanted = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes
+    what = f"{free / 1e9:,.1f} GB free"
+    if free < wanted:
+        what += f"; spool.max_bytes and state.dead_letter_max_bytes allow for {wanted / 1e9:,.1f} GB"
+    findings.add("note" if free < wanted else "ok", "state.disk", what)
+
+
+def _directory(directory: Path) -> tuple[Result, str, str]:
+    """Say whether a state directory can be used; nothing is made or changed."""
+    name = "state.directory"
+    if not os.path.lexists(directory):
+        above = next(each for each in directory.parents if each.exists())
+        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+            return "ok", name, f"{directory} is not there yet, and can be made"
+        return "fail", name, f"{directory} cannot be made in {above}; name another directory"
+    if not directory.is_dir():
+        return "fail", name, f"{directory} is no directory; name another one"
+    status = directory.stat()
+    mode, is_ours = status.st_mode & 0o777, status.st_uid == os.geteuid()
+    owner = f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
+    files = [path for path in (directory / "lock", directory / "state.db") if path.exists()]
+    closed = [str(path) for path in (directory, *files) if not os.access(path, os.R_OK | os.W_OK)]
+    if closed or (mode & 0o077 and not is_ours and os.geteuid()):
+        return "fail", name, f"{(closed or [directory])[0]} cannot be used: {owner} (mode {mode:04o})"
+    if not is_ours:
+        return "note", name, f"{directory}: {owner}; what one of them makes there, the other may not read"
+    if mode & 0o077:
+        return "note", name, f"{directory} is open to others (mode {mode:04o}); the next start closes it"
+    return "ok", name, f"{directory} (mode {mode:04o})"
+
+
+def _check_input(settings: Settings, findings: _Findings) -> None:
+    from shipper.sources.discovery import Patterns
+
+    name, include = "input.include", settings.input.include
+    found: set[Path] = set()
+    for pattern in include:
+        patterns = Patterns([pattern], exclude=settings.input.exclude, own_directory=settings.state.directory)
+        files = {each.path for each in patterns.find()}
+        if not files:
+            findings.add("note", name, f"no file matches {pattern} now")
+        found |= files
+    closed = sorted(path for path in found if not os.access(path, os.R_OK))
+    if closed:
+        findings.add("fail", name, f"{len(closed):,} files must not be read, such as {closed[0]}; see their modes")
+    if not include:
+        findings.add("note", name, "names no files; `shipper run` needs some, `pipe` and `backfill` do not")
+    elif found:
+        findings.add("ok", name, f"{len(found):,} files match")
+
+
+# Endpoints -----------------------------------------------------------------------------------------------------------
+
+
+async def _check_endpoints(
+    settings: Settings, findings: _Findings, *, only: str | None, is_online: bool, account: int | None
+) -> None:
+    from shipper.delivery.checkup import Checkup
+
+    if settings.intake is None and settings.report is not None and only is None:
+        findings.add("note", "intake", "is not written; without it nothing can be shipped")
+        only = "report"
+    for section in _SECTIONS:
+        endpoint: EndpointSettings | None = getattr(settings, section)
+        if only not in {None, section} or (section == "report" and endpoint is None and only is None):
+            continue
+        try:
+            require_endpoint(settings, section)
+            is_whole = True
+        except ConfigError as error:
+            findings.add("fail", error.key, error.message)
+            is_whole = False
+        if endpoint is None:
+            continue
+        await _check_secrets(endpoint, section, findings)
+        _check_certificates(endpoint, section, findings)
+        if is_online:
+            checkup = Checkup(
+                endpoint,
+                settings.delivery,
+                section=section,
+                tell=findings.take,
+                wall_time=time.time,
+                rng=Random(),
+            )
+            can_ask = await checkup.reach()
+            if is_whole:
+                await checkup.ask(_probe(section, account, findings) if can_ask else None)
+
+
+async def _check_secrets(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
+    from shipper.delivery.checkup import life_words, origin_of
+    from shipper.delivery.token_sources import expiry_claim
+
+    for key, secret, is_for_header in _secrets(endpoint, section):
+        try:
+            if key.endswith("proxy_password"):
+                value = resolve_secret(secret, key=key)  # where it is used, no program can be run
+            else:
+                value = await fetch_secret(secret, key=key, is_for_header=is_for_header)
+        except ConfigError as error:
+            findings.add("fail", key, error.message)
+            continue
+        result, life = life_words(expiry_claim(value) if key.endswith(".token") else None, time.time())
+        what = f"can be had from {origin_of(secret)}{life}"
+        if isinstance(secret, LiteralSecret):
+            result, what = "note", f'stands in {origin_of(secret)}; better: {{ env = "NAME" }} or a file{life}'
+        findings.add(result, key, what)
+
+
+def _check_certificates(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
+    from shipper.delivery.tls import is_https, tls_context
+
+    token_url = None if endpoint.oauth2 is None else endpoint.oauth2.token_url
+    if not any(map(is_https, (endpoint.base_url, endpoint.proxy, token_url))):
+        return
+    try:
+        tls_context(endpoint)
+    except ConfigError as error:
+        findings.add("fail", f"{section}.{error.key}", error.message)
+        return
+    findings.add("ok", f"{section}.ca_bundle", str(endpoint.ca_bundle or "the authorities of this system"))
+    if endpoint.client_certificate is not None:
+        findings.add("ok", f"{section}.client_certificate", f"{endpoint.client_certificate}, with its key")
+
+
+def _probe(section: str, account: int | None, findings: _Findings) -> Probe | None:
+    """Choose the request; None if the report is concerned and nobody said whose."""
+    from shipper.delivery.checkup import EMPTY_BATCH, Probe
+    from shipper.report.client import report_path
+
+    if section == "intake":
+        return EMPTY_BATCH
+    if account is None:
+        findings.add("note", "report:route", "not asked for, as that takes an account: --account N")
+        return None
+    yesterday = datetime.fromtimestamp(time.time(), UTC).date() - timedelta(days=1)
+    return Probe(
+        "GET",
+        report_path(account, yesterday, yesterday),
+        remark="a report was read, and nothing written",
+        or_else=f"; or there is no account {account}",
+    )
