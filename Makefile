@@ -47,9 +47,10 @@ bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
 	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
 	$(BIN)/python -m tests.bench --rounds 1 --rows tail-idle,tail-busy,idle-1,idle-1000,idle-10000
 
-soak: setup ## a million random records, thousands of random lives of files (SEED=1), some minutes
+soak: setup ## a million random records, thousands of random lives of files (SEED=1), outages: some minutes
 	$(BIN)/python -m tests.soak.codec_soak $(SEED)
 	$(BIN)/python -m tests.soak.sources_soak $(SEED)
+	$(BIN)/python -m tests.soak.delivery_soak
 
 lock: ## write requirements.lock anew: newest versions, hashes, no index address
 	$(PYTHON) -m venv $(VENV)/lock

@@ -224,7 +224,7 @@ class Gate:
         now = self._now()
         self.failing_since = now if self.failing_since is None else self.failing_since
         self.message = verdict.message
-        if verdict.is_congestion:
+        if verdict.is_congestion and not passage.is_probe:  # a lone request tells nothing of how many are too many
             self.limit.note_congestion(started_at=passage.started_at, now=now)
         self._failures += 1
         if verdict.action is Action.RETRY or (verdict.action is Action.THROTTLE and verdict.retry_after_s is None):

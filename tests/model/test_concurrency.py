@@ -148,15 +148,16 @@ def test_it_leaves_a_service_alone_that_has_lost_nearly_all_its_capacity():
     assert outcome.median_latency_s(30, 90) <= 0.2
 
 
-def test_a_stall_during_a_probe_does_not_make_a_queue_the_baseline_for_good():
-    def speed(among: int, at: float) -> float:
-        stalled = 0.25 if 20.3 <= at < 21.5 else 1.0
-        return stalled * min(1.0, (24 if at < 20 else 10) / among)
+def test_a_stall_just_when_it_probes_does_not_make_its_queue_the_baseline_for_good():
+    limit = AdaptiveLimit(32)  # where it cannot grow until its queue is seen in spite of the baseline
 
-    outcome = adaptive(Service("stalls", lambda at, rng: 0.1, speed, run_s=90), 1)
-    least = min(limit for at, limit in outcome.limits if 20 <= at < 21.5)
-    assert least <= 16, "the probe fell into the stall"
-    assert outcome.mean_limit(40, 90) <= 16
+    def speed(among: int, at: float) -> float:
+        is_stalled = 20 <= at < 23 and limit.limit < 20
+        return min(1.0, (24 if at < 20 else 10) / among) * (0.4 if is_stalled else 1.0)
+
+    outcome = Simulation(Service("stalls", lambda at, rng: 0.1, speed, run_s=90), limit, Random(1)).run()
+    assert outcome.mean_limit(22, 26) > 20, "the latency did not fall in the probe"
+    assert outcome.mean_limit(40, 90) <= 14
 
 
 def test_a_limit_that_is_not_used_does_not_grow():

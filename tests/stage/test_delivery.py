@@ -266,6 +266,16 @@ def test_a_service_that_is_away_is_asked_at_the_rate_of_probes_however_many_send
     assert 60 < counts[1] < 240
 
 
+def test_adaptive_concurrency_comes_back_to_what_it_was_after_an_outage():
+    service = ServiceModel(latency_s=1)
+    service.judge = lambda request: answer(503) if 60 < request.at < 120 else None
+    run(lambda: Delivery(service, concurrency="adaptive", max_concurrency=32), numbered(3000))
+    assert max(request.in_flight for request in service.requests_between(50, 60)) == 32
+    back_at = service.requests_between(120)[0].at
+    again = service.requests_between(back_at + 8, back_at + 12)
+    assert max(request.in_flight for request in again) >= 28
+
+
 def test_an_hour_away_costs_requests_by_the_minute_and_no_event():
     service = ServiceModel(until(3600, answer(503)))
     run(lambda: Delivery(service, senders=16), numbered(300))
