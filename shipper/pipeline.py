@@ -23,7 +23,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 
 from shipper.batching import Batcher
-from shipper.codec import Codec, latest_timestamp
+from shipper.codec import Codec, latest_timestamp, tally
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.credentials import ClockSkew, Credentials
 from shipper.delivery.endpoint import Endpoint, make_ssl_context, post_form
@@ -377,7 +377,7 @@ class Pipeline:
             attempts=refusal.attempts,
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
-        self._acks.reject(span, rejection)
+        self._acks.reject(span, rejection, next(iter(tally([event])), None))
         self._tell_progress()
         log.warning(
             "record_rejected",

@@ -9,6 +9,7 @@ settled when each of its records is accepted, in the dead letters, or a duplicat
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Literal
 
@@ -16,6 +17,8 @@ from msgspec import Struct
 
 from shipper.framing import LINES, Framing
 
+# Of an event: the hour of its Timestamp (`YYYY-MM-DDThh`, UTC), BrandID, AffiliateID, the digits of its BTag.
+LedgerKey = tuple[str, int, str, str]
 StreamKind = Literal["file", "spool", "replay"]
 DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
 
@@ -154,6 +157,8 @@ class Span(Struct, eq=False, kw_only=True):
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch (at most 64): the marker, should the checkpoint come to its end.
+        ledger: How many of its events are, or are to be, accepted.
+        repeated: How many of its records are duplicates.
     """
 
     stream: Stream
@@ -166,6 +171,8 @@ class Span(Struct, eq=False, kw_only=True):
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []
+    ledger: dict[LedgerKey, int] = {}
+    repeated: dict[LedgerKey, int] = {}
 
 
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
@@ -212,6 +219,8 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     duplicates: int
     rejections: list[Rejection]
     start_offset: int = 0
+    ledger: Mapping[LedgerKey, int] = {}
+    repeated: Mapping[LedgerKey, int] = {}
 
 
 class Totals(Struct, kw_only=True):

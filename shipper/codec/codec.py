@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -23,6 +23,7 @@ from shipper.codec.judge import SEPARATOR, Columns, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
+from shipper.codec.tally import tally
 from shipper.config import RecordsSettings
 from shipper.framing import LINES, CsvRows, Frame, Framing
 from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
@@ -161,8 +162,9 @@ class Codec:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
         lines, columns = piece.lines, piece.columns
+        repeated: Sequence[object] = ()
         if not self._window.admit(columns.event_ids):
-            lines, columns = self._without_duplicates(piece, chunk.stream)
+            lines, columns, repeated = self._without_duplicates(piece, chunk.stream)
             self._window.admit(columns.event_ids)
         events = len(columns.event_ids)
         span = Span(
@@ -175,6 +177,8 @@ class Codec:
             duplicates=piece.records - events - len(piece.rejections),
             rejections=piece.rejections,
             chunk=chunk if events else None,
+            ledger=tally(columns.events),
+            repeated=tally(repeated),
         )
         return EncodedChunk(
             span=span,
@@ -328,15 +332,17 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns]:
-        """Keep the first line of each EventId that is not in the window."""
+    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns, Sequence[object]]:
+        """Keep the first line of each EventId that is not in the window; gives the other events, too."""
         lines = piece.lines.split(b"\n")
         offsets = piece.offsets if len(piece.offsets) == len(lines) else _line_offsets(lines, piece.offsets[0])
         seen: set[str] = set()
         kept: list[bytes] = []
-        unique = Columns([], [])
-        for line, event_id, consumer_id, offset in zip(lines, *piece.columns, offsets, strict=True):
+        unique = Columns([], [], [])
+        repeated: list[object] = []
+        for line, event_id, consumer_id, event, offset in zip(lines, *piece.columns, offsets, strict=True):
             if event_id in seen or event_id in self._window:
+                repeated.append(event)
                 if self._on_duplicate is not None:
                     self._on_duplicate(event_id, stream, offset)
                 continue
@@ -344,7 +350,8 @@ class Codec:
             kept.append(line)
             unique.event_ids.append(event_id)
             unique.consumer_ids.append(consumer_id)
-        return b"\n".join(kept), unique
+            unique.events.append(event)
+        return b"\n".join(kept), unique, repeated
 
     @staticmethod
     def _refuse_oversized(chunk: Chunk) -> EncodedChunk:

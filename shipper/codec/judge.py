@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -74,6 +74,7 @@ class Columns(NamedTuple):
 
     event_ids: list[str]
     consumer_ids: list[int]
+    events: list[Any]
 
 
 class Parted(NamedTuple):
@@ -124,7 +125,7 @@ class Judge:
         try:
             items = self._decode_array(array)
             events = items[:-1:2]
-            columns = Columns(list(map(_event_id, events)), list(map(_consumer_id, events)))
+            columns = Columns(list(map(_event_id, events)), list(map(_consumer_id, events)), events)
         except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
             return None
         if len(items) != 2 * count + 1:
@@ -138,7 +139,7 @@ class Judge:
         """Part the good records from the bad ones, which are added to `rejections`."""
         good: list[bytes] = []
         offsets: list[int] = []
-        columns = Columns([], [])
+        columns = Columns([], [], [])
         waiting = [(0, len(records.wires))]
         while waiting:
             start, end = waiting.pop()
@@ -149,6 +150,7 @@ class Judge:
                 offsets += records.offsets[start:end]
                 columns.event_ids.extend(valid.event_ids)
                 columns.consumer_ids.extend(valid.consumer_ids)
+                columns.events.extend(valid.events)
             elif len(wires) == 1:
                 rejections.append(self._explain(records, start, latest))
             elif wires:

@@ -15,10 +15,14 @@ from shipper.wire import BODY_HEAD, BODY_TAIL
 
 
 class SentEvent(Struct):
-    """What an event is known by."""
+    """What an event is known and counted by."""
 
     EventId: str
     ConsumerID: int
+    Timestamp: str = ""
+    BTag: str = ""
+    BrandID: int = 0
+    AffiliateID: str = ""
 
 
 class _Sent(Struct):

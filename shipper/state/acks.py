@@ -8,10 +8,11 @@ prefix, and only what lies before it is handed to the store.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from shipper.records import Batch, Checkpoint, Rejection, Span, Totals
+from shipper.records import Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
 
 
 class Acks:
@@ -52,8 +53,10 @@ class Acks:
         self._totals.accepted += batch.events
         self._totals.pending -= batch.events
 
-    def reject(self, span: Span, rejection: Rejection) -> None:
-        """Settle an event that the service refuses for good."""
+    def reject(self, span: Span, rejection: Rejection, key: LedgerKey | None) -> None:
+        """Settle an event that the service refuses for good; `key` is where the ledger counts it."""
+        if key in span.ledger:
+            span.ledger[key] -= 1
         insort(span.rejections, rejection, key=attrgetter("start_offset"))
         _settle(span, 1)
         self._totals.dead_lettered += 1
@@ -109,4 +112,13 @@ def _merge(spans: list[Span]) -> Checkpoint:
         accepted=sum(span.accepted for span in spans),
         duplicates=sum(span.duplicates for span in spans),
         rejections=[rejection for span in spans for rejection in span.rejections],
+        ledger=_added(span.ledger for span in spans),
+        repeated=_added(span.repeated for span in spans),
     )
+
+
+def _added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Mapping[LedgerKey, int]:
+    total: Counter[LedgerKey] = Counter()
+    for ledger in ledgers:
+        total.update(ledger)
+    return total

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from shipper.errors import StateError
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -49,6 +49,17 @@ CREATE TABLE started_patterns ( -- of input.include: input.start holds for what 
     pattern TEXT PRIMARY KEY
 ) STRICT;
 """
+_LEDGER: Final = """
+CREATE TABLE ledger (
+    hour TEXT NOT NULL, -- of the Timestamp, YYYY-MM-DDThh, UTC
+    brand_id INTEGER NOT NULL,
+    affiliate_id TEXT NOT NULL,
+    media TEXT NOT NULL, -- the digits of the BTag
+    accepted INTEGER NOT NULL,
+    duplicates INTEGER NOT NULL,
+    PRIMARY KEY (hour, brand_id, affiliate_id, media)
+) STRICT, WITHOUT ROWID;
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -83,6 +94,7 @@ CREATE TABLE totals (
 INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_stream_id) VALUES (1, 0, 0, 0, 0, 0);
 {_DEAD_LETTERS}
 {_INPUTS}
+{_LEDGER}
 """
 _FROM_1: Final = f"""
 ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
@@ -103,7 +115,12 @@ ALTER TABLE streams ADD COLUMN ended_ns INTEGER NOT NULL DEFAULT -1;
 ALTER TABLE streams ADD COLUMN is_rotated INTEGER NOT NULL DEFAULT 0;
 {_INPUTS}
 """
-_STEPS: Final = {0: _SCHEMA, 1: _FROM_1 + _FROM_2, 2: _FROM_2}  # by the version that is there
+_STEPS: Final = {
+    0: _SCHEMA,
+    1: _FROM_1 + _FROM_2 + _LEDGER,
+    2: _FROM_2 + _LEDGER,
+    3: _LEDGER,
+}  # by the version that is there
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
 
 

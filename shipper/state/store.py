@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from shipper.crash_points import crash_point
 from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Checkpoint, Rejection, Totals
+from shipper.state import ledger
 from shipper.state.directory import locked_directory
 from shipper.state.letters import Letters, Selection
 from shipper.state.replay import ReplayStream
@@ -187,6 +188,7 @@ class Store:
                     self._save_one(checkpoint, needed, now_s)
                     used += needed
                     done.append(checkpoint)
+            ledger.add(self._db, done)
             crash_point("save.commit")
         crash_point("save.done")
         return Saved(done, waiting, why)

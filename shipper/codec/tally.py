@@ -1,0 +1,43 @@
+"""
+Counts events by what the platform's report counts them by. It is done for every event, so all of it runs in C.
+
+A Timestamp is kept to its hour, so that a day can be that of another time zone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from operator import attrgetter, itemgetter
+from typing import Any, Final
+
+from shipper.records import LedgerKey
+
+_timestamp = attrgetter("Timestamp")
+_brand_id = attrgetter("BrandID")
+_affiliate_id = attrgetter("AffiliateID")
+_b_tag = attrgetter("BTag")
+_hour = itemgetter(slice(0, 13))
+_media = itemgetter(slice(0, -33))  # what is in front of `_` and 32 digits
+_KEY: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d) (\d{0,20})", re.ASCII)
+
+
+def tally(events: Sequence[Any]) -> dict[LedgerKey, int]:
+    """Count events; what a relaxed rule has let pass and has no hour is not counted, what has no digits as none."""
+    found = Counter(
+        zip(
+            map(_hour, map(_timestamp, events)),
+            map(_brand_id, events),
+            map(_affiliate_id, events),
+            map(_media, map(_b_tag, events)),
+            strict=True,
+        )
+    )
+    if all(_KEY.fullmatch(f"{hour} {media}") for hour, _, _, media in found):
+        return found
+    put_right: Counter[LedgerKey] = Counter()
+    for (hour, brand_id, affiliate_id, media), count in found.items():
+        if _KEY.fullmatch(f"{hour} "):
+            put_right[hour, brand_id, affiliate_id, media if _KEY.fullmatch(f"{hour} {media}") else ""] += count
+    return put_right
