@@ -244,8 +244,7 @@ class Checkup:
         if self._endpoint.oauth2 is not None:
             what = what.replace(f"{self._section}.token", f"{self._section}.oauth2, its scope above all")
         result, life = life_words(expires_at, self._wall_time())
-        is_skewed = abs(self._skew.seconds) > SKEW_TOLD_S
-        return what + (life if result == "note" else "") + ("; the clocks may be why" if is_skewed else "")
+        return what + (life if result == "note" else "") + ("; the clocks may be why" if self._skew.seconds else "")
 
     def _tell_clock(self) -> None:
         skew_s = self._skew.seconds

@@ -201,23 +201,23 @@ class Gate:
         else:
             self._open()
 
-    def may_refuse(self, records: int, passage: Passage) -> bool:
+    def believed(self, records: int, passage: Passage) -> int:
         """
-        Tell whether the service's refusal of records is to be believed, and count it.
+        Tell of how many records the service's refusal is to be believed, and count them.
 
-        After too many in a row with no acceptance between, it is not: something is wrong that is no fault of the
-        records. Then the gate is shut until something is accepted.
+        After too many in a row with no acceptance between, something is wrong that is no fault of the records. Then the
+        gate is shut until something is accepted.
         """
-        if self._refusals + records <= self._settings.poison_limit:
-            self._refusals += records
-            return True
-        message = (
-            f"the service refused {self._refusals} records one after the other and took none between "
-            f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. Look at what it says "
-            "with `shipper dead-letters list`; if it is right, raise the limit"
-        )
-        self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
-        return False
+        believed = min(records, self._settings.poison_limit - self._refusals)
+        self._refusals += believed
+        if believed < records:
+            message = (
+                f"the service refused {self._refusals} records one after the other and took none between "
+                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. Look at what it "
+                "says with `shipper dead-letters list`; if it is right, raise the limit"
+            )
+            self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
+        return believed
 
     def note_failure(self, verdict: Verdict, passage: Passage) -> None:
         """An attempt failed for a reason that does not lie in the records."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +28,8 @@ from shipper.wire import INTAKE_PATH
 log = structlog.get_logger("delivery")
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
+# What a service says of an event that it has; of one that it may have got before, that is no sign of anything wrong.
+_REPEATED: Final = re.compile(r"repeat|duplicate|already|exist|known", re.IGNORECASE)
 _MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
 _SKEW_INTERVAL_S: Final = 10.0
 
@@ -237,8 +240,8 @@ class Sender:
             traceparent=traceparent,
             request_id=answer.request_id,
         )
-        if is_compressed:
-            return verdict, self._compression_change(verdict)
+        if is_compressed and (change := self._compression_change(verdict)):
+            return verdict, change
         return self._authorization_change(verdict, authorization)
 
     def _compression_change(self, verdict: Verdict) -> str:
@@ -286,14 +289,19 @@ class Sender:
         refused = sorted(results.rejected)
         again = sorted(results.retried.difference(refused))
         taken = sorted(set(everything).difference(refused, again))
-        if not taken and refused and not self._gate.may_refuse(len(refused), passage):
-            return [parcel]
+        # Of a batch that is refused as a whole, the records go to the dead letters only as far as that is believed.
+        is_certain = bool(taken) or (parcel.is_ambiguous and all(map(_REPEATED.search, results.rejected.values())))
+        believed = len(refused) if is_certain else self._gate.believed(len(refused), passage)
+        refused, doubted = refused[:believed], refused[believed:]
         for index, single in zip(refused, parcel.parted(parts(parcel.batch, [[i] for i in refused])), strict=True):
             self._refuse(single, verdict, results.rejected[index])
         for batch in parts(parcel.batch, [taken]):
             self._shared.settle(batch)
         if taken:
             self._gate.note_accepted(passage)
+        if doubted:
+            (parcel.batch,) = parts(parcel.batch, [sorted({*doubted, *again})])
+            return [parcel]
         if not again:
             self._gate.note_answered(passage)
             return []
@@ -306,11 +314,13 @@ class Sender:
         """Part a batch that the service refuses for what is in it, until the guilty records stand alone."""
         batch = parcel.batch
         if batch.events == 1:
-            if not self._gate.may_refuse(1, passage):
+            words = next(iter(verdict.results.rejected.values()), "") or verdict.words
+            is_certain = parcel.is_ambiguous and _REPEATED.search(words)
+            if not is_certain and not self._gate.believed(1, passage):
                 return [parcel]
             self._gate.note_answered(passage)
             parcel.is_refused = True
-            self._refuse(parcel, verdict, next(iter(verdict.results.rejected.values()), "") or verdict.words)
+            self._refuse(parcel, verdict, words)
             return []
         self._gate.note_answered(passage)
         if verdict.action is Action.HALVE:

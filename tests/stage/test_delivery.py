@@ -484,14 +484,29 @@ def test_a_service_that_refuses_everything_gets_no_more_records_than_the_brake_a
     assert len(service.requests_between(service.requests[first].at, UNTIL_IT_RECOVERS)) < 60
 
 
-def test_a_success_that_names_everybody_is_braked_too():
-    def everybody(request: Request) -> Reply:
-        named = b",".join(b"%d" % number for number in range(len(request.numbers)))
-        return answer(202, body=b'{"rejected":[%b]}' % named)
+def names_everybody(request: Request, words: str = "no") -> Reply:
+    named = b",".join(b'{"index":%d,"message":"%b"}' % (n, words.encode()) for n in range(len(request.numbers)))
+    return answer(202, body=b'{"rejected":[%b]}' % named)
 
-    service = ServiceModel(lambda request: everybody(request) if request.at < UNTIL_IT_RECOVERS else None)
+
+def test_a_success_that_names_everybody_is_braked_too():
+    service = ServiceModel(lambda request: names_everybody(request) if request.at < UNTIL_IT_RECOVERS else None)
     delivery = run(lambda: Delivery(service, senders=2, poison_limit=25), numbered(10))
-    assert len(delivery.refused) == 20
+    assert len(delivery.refused) == 25
+    assert len(delivery.settled) == 75
+
+
+@pytest.mark.parametrize("status", [202, 409])
+def test_a_repeat_is_no_sign_that_everything_is_refused(status: int):
+    """A service that refuses repeats refuses all of a batch whose first answer was lost."""
+    lost = script(no_answer(was_sent=True))
+    repeated = answer(409, body=b'{"message":"the EventId was received before: it exists"}')
+    service = ServiceModel(
+        lambda request: lost(request) or (repeated if status == 409 else names_everybody(request, "EventId is known"))
+    )
+    delivery = run(lambda: Delivery(service, poison_limit=3), [batch_of(range(10))])
+    assert len(delivery.refused) == 10
+    assert all(refusal.is_ambiguous for refusal in delivery.refused.values())
 
 
 def test_a_batch_of_nothing_but_bad_records_does_not_hold_up_those_of_other_senders():
@@ -579,6 +594,13 @@ def test_a_service_that_understands_compressed_bodies_may_refuse_a_record_all_th
     service = ServiceModel(refuses({13}))
     delivery = run(lambda: Delivery(service, is_compressing=True), numbered(3))
     assert delivery.refused.keys() == {13}
+    assert {request.encoding for request in service.requests} == {"gzip"}
+
+
+def test_compression_does_not_keep_a_token_from_being_renewed():
+    service = ServiceModel(script(None, answer(401)), latency_s=0)
+    delivery = run(lambda: Delivery(service, is_compressing=True), numbered(2))
+    assert delivery.credentials.tokens == 2
     assert {request.encoding for request in service.requests} == {"gzip"}
 
 
