@@ -20,7 +20,8 @@ from shipper.config import DeliverySettings
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.gate import Gate, Passage
-from shipper.delivery.parting import event_ids, halves, merged, parts
+from shipper.delivery.parcels import Parcel, merged_parcel
+from shipper.delivery.parting import event_ids, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.records import Batch, Refusal
 from shipper.wire import INTAKE_PATH
@@ -29,7 +30,7 @@ log = structlog.get_logger("delivery")
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
 # What a service says of an event that it has; of one that it may have got before, that is no sign of anything wrong.
-_REPEATED: Final = re.compile(r"repeat|duplicate|already|exist|known", re.IGNORECASE)
+_REPEATED: Final = re.compile(r"repeat|duplicate|already|exist|known|before", re.IGNORECASE)
 _MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
 _SKEW_INTERVAL_S: Final = 10.0
 
@@ -67,36 +68,6 @@ class Shared(Struct, kw_only=True, eq=False):
     is_compressing: bool = False
     has_compressed: bool = False
     working_bytes: float = float("inf")
-
-
-class _Parcel(Struct, eq=False):
-    """
-    A batch, or what is left of it, on its way.
-
-    Attributes:
-        attempts: How often its events were sent.
-        is_ambiguous: An attempt had no answer that tells whether it was taken.
-        sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
-        is_suspect: It is, so that it need not be sent as a whole.
-        is_refused: It was one record, which is a dead letter now.
-    """
-
-    batch: Batch
-    attempts: int = 0
-    is_ambiguous: bool = False
-    sibling: _Parcel | None = None
-    is_suspect: bool = False
-    is_refused: bool = False
-
-    def parted(self, batches: Sequence[Batch]) -> list[_Parcel]:
-        """Make parcels of its parts."""
-        return [_Parcel(batch, self.attempts, self.is_ambiguous) for batch in batches]
-
-    def halved(self, *, is_refused: bool) -> list[_Parcel]:
-        """Make two parcels of it; `is_refused`: one of them must hold a record that is refused."""
-        first, second = self.parted(halves(self.batch))
-        first.sibling = second if is_refused else None
-        return [first, second]
 
 
 class _NotSettledError(Exception):
@@ -144,7 +115,7 @@ class Sender:
                     await self._endpoint.aclose()
 
     async def _deliver(self, batch: Batch) -> None:
-        parcels = deque([_Parcel(batch)])
+        parcels = deque([Parcel(batch)])
         refused = 0
         while parcels:
             parcel = parcels.popleft()
@@ -163,10 +134,10 @@ class Sender:
                 parcels.extendleft(reversed(left))
             refused += parcel.is_refused
             if parcel.is_refused and refused <= _MERGED_AFTER and len(parcels) > 1:
-                parcels = deque([_merged(parcels)])  # mostly it was the only one
+                parcels = deque([merged_parcel(parcels)])  # mostly it was the only one
         self._shared.counts.batches += 1
 
-    async def _attempt(self, parcel: _Parcel, failed: list[_NotSettledError] | None = None) -> list[_Parcel]:
+    async def _attempt(self, parcel: Parcel, failed: list[_NotSettledError] | None = None) -> list[Parcel]:
         """
         Send a parcel once; fails at once with an error from `failed`, which was made before.
 
@@ -193,7 +164,7 @@ class Sender:
 
     # Sending -----------------------------------------------------------------------------------------------------
 
-    async def _sent(self, parcel: _Parcel) -> Verdict:
+    async def _sent(self, parcel: Parcel) -> Verdict:
         """Send a parcel; again at once where the answer only shows what has to be changed, once for each change."""
         changes: set[str] = set()
         while True:
@@ -204,7 +175,7 @@ class Sender:
             self._shared.counts.retries += 1
             log.debug("retried_at_once", reason=change)
 
-    async def _sent_once(self, parcel: _Parcel) -> tuple[Verdict, str]:
+    async def _sent_once(self, parcel: Parcel) -> tuple[Verdict, str]:
         """Send a parcel; tells what it means, and what has changed so that it makes sense to send it again at once."""
         shared, batch = self._shared, parcel.batch
         try:
@@ -275,7 +246,7 @@ class Sender:
 
     # What an answer leads to -------------------------------------------------------------------------------------
 
-    def _accepted(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+    def _accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
         if verdict.results.rejected or verdict.results.retried:
             return self._partly_accepted(parcel, verdict, passage)
         self._shared.settle(parcel.batch)
@@ -284,7 +255,7 @@ class Sender:
             parcel.sibling.is_suspect = True
         return []
 
-    def _partly_accepted(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+    def _partly_accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
         results, everything = verdict.results, range(parcel.batch.events)
         refused = sorted(results.rejected)
         again = sorted(results.retried.difference(refused))
@@ -310,7 +281,7 @@ class Sender:
         self._gate.note_failure(verdict, passage)
         raise _NotSettledError(verdict)
 
-    def _taken_apart(self, parcel: _Parcel, verdict: Verdict, passage: Passage) -> list[_Parcel]:
+    def _taken_apart(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
         """Part a batch that the service refuses for what is in it, until the guilty records stand alone."""
         batch = parcel.batch
         if batch.events == 1:
@@ -333,7 +304,7 @@ class Sender:
         guilty: list[Sequence[int]] = [[index] for index in named] if len(named) <= _NAMED_MAX else [named]
         return parcel.parted(parts(batch, [others, *guilty]))
 
-    def _refuse(self, parcel: _Parcel, verdict: Verdict, words: str) -> None:
+    def _refuse(self, parcel: Parcel, verdict: Verdict, words: str) -> None:
         refusal = Refusal(
             rule="too_large" if verdict.action is Action.HALVE else "rejected",
             message=words or f"refused with status {verdict.status}",
@@ -367,14 +338,6 @@ class Sender:
             attempt=state.attempt_number,
             wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
         )
-
-
-def _merged(parcels: Sequence[_Parcel]) -> _Parcel:
-    return _Parcel(
-        merged([parcel.batch for parcel in parcels]),
-        max(parcel.attempts for parcel in parcels),
-        any(parcel.is_ambiguous for parcel in parcels),
-    )
 
 
 def _verdict(state: RetryCallState) -> Verdict:
