@@ -143,6 +143,8 @@ class EndpointSettings(Section, frozen=True):
             raise ConfigError("is of no use without client_certificate", key="client_key")
         if self.proxy is not None:
             check_address(self.proxy, key="proxy", allow_plaintext=True, is_whole=False)
+        if isinstance(self.proxy_password, SecretReference) and self.proxy_password.command is not None:
+            raise ConfigError("cannot come from a command; use env or file", key="proxy_password")
         if bool(self.proxy_username) != (self.proxy_password is not None) or (self.proxy_username and not self.proxy):
             raise ConfigError("goes with proxy and proxy_password: all three, or proxy alone", key="proxy_username")
 

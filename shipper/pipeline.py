@@ -230,7 +230,7 @@ class Pipeline:
             ConfigError: A secret, certificate or key cannot be used.
         """
         endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
-        ssl_context = make_ssl_context(endpoint)
+        ssl_context = make_ssl_context(endpoint, "intake")
         credentials = Credentials(
             endpoint,
             section="intake",

@@ -16,6 +16,7 @@ import typer
 from shipper import __version__
 from shipper.cli import config as config_commands
 from shipper.cli import dead_letters
+from shipper.cli.check import check
 from shipper.cli.common import reader_may_leave, say
 from shipper.cli.demo import demo
 from shipper.cli.report import report
@@ -43,7 +44,7 @@ dead_letters_app = typer.Typer(
 )
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    *(demo, run, pipe, backfill, validate, status),
+    *(demo, run, pipe, backfill, validate, check, status),
     *(report, sandbox, sample),
 )
 _CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)

@@ -1,4 +1,4 @@
-"""`shipper check`: whether the configuration is right and, if that is asked for, each step of the way to the service."""
+"""`shipper check`: whether the configuration is right, and whether each step to the service works."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from shipper.settings_sources import Written
 from shipper.telemetry.logs import configure_logs
 
 if TYPE_CHECKING:
-    from shipper.delivery.checkup import Item, Probe
+    from shipper.delivery.checkup import Checkup, Item, Probe
     from shipper.delivery.reach import Result
 
 _SECTIONS: Final[tuple[Literal["intake", "report"], ...]] = ("intake", "report")
-_WIDTH: Final = len("intake.subscription_key")
+_WIDTH: Final = len("intake.client_certificate")
 _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 
 
@@ -133,9 +133,8 @@ def _settings(
         return None
     # What is found out is told as items; as logs, it would be told twice.
     configure_logs(settings.log.level if log_level else "error", settings.log.format)
-    endpoints = [getattr(settings, section) for section in _SECTIONS]
-    names = [key for each in endpoints if each for key, *_ in _secrets(each, "intake")]
-    findings.width = max(map(len, [*names, "intake.subscription_key"]))
+    secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
+    findings.width = max([_WIDTH, *map(len, secrets)])
     findings.add("ok", "configuration", _sources(written))
     return settings
 
@@ -146,14 +145,14 @@ def _sources(written: Mapping[str, Written]) -> str:
     variables = {source for source in sources if source.startswith("environment ")}
     flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
     files = sorted(sources - variables - flags) or ["no settings file"]
-    counted = [
-        f"{len(those)} from {where}" for those, where in ((variables, "the environment"), (flags, "flags")) if those
-    ]
-    return ", ".join([*files, *counted])
+    counts = {"the environment": len(variables), "flags": len(flags)}
+    return ", ".join([*files, *(f"{count} from {where}" for where, count in counts.items() if count)])
 
 
-def _secrets(endpoint: EndpointSettings, section: str) -> Iterator[tuple[str, Secret, bool]]:
+def _secrets(endpoint: EndpointSettings | None, section: str) -> Iterator[tuple[str, Secret, bool]]:
     """Yield the key of each secret, the secret, and whether it goes into a header."""
+    if endpoint is None:
+        return
     for name in endpoint.__struct_fields__:
         value = getattr(endpoint, name)
         if isinstance(value, Secret):
@@ -178,7 +177,7 @@ def _check_state(settings: Settings, findings: _Findings) -> None:
         who = f"process {holder}" if holder else "another process"
         what = f"{who} holds it: a second shipper would end with exit code 5, or needs a directory of its own"
         findings.add("note", "state.directory", what)
-    place = next(each for each in (directory, *directory.parents) if each.is_dir())
+    place = next(each for each in (directory, *directory.parents) if os.path.isdir(each))
     status = os.statvfs(place)
     free, wanted = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes
     what = f"{free / 1e9:,.1f} GB free"
@@ -191,19 +190,21 @@ def _directory(directory: Path) -> tuple[Result, str, str]:
     """Say whether a state directory can be used; nothing is made or changed."""
     name = "state.directory"
     if not os.path.lexists(directory):
-        above = next(each for each in directory.parents if each.exists())
-        if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
+        above = next(each for each in directory.parents if os.path.lexists(each))
+        if os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):
             return "ok", name, f"{directory} is not there yet, and can be made"
         return "fail", name, f"{directory} cannot be made in {above}; name another directory"
-    if not directory.is_dir():
+    if not os.path.isdir(directory):
         return "fail", name, f"{directory} is no directory; name another one"
     status = directory.stat()
     mode, is_ours = status.st_mode & 0o777, status.st_uid == os.geteuid()
-    owner = f"it belongs to user {status.st_uid}, and this is user {os.geteuid()}"
-    files = [path for path in (directory / "lock", directory / "state.db") if path.exists()]
-    closed = [str(path) for path in (directory, *files) if not os.access(path, os.R_OK | os.W_OK)]
-    if closed or (mode & 0o077 and not is_ours and os.geteuid()):
-        return "fail", name, f"{(closed or [directory])[0]} cannot be used: {owner} (mode {mode:04o})"
+    owner = f"it belongs to user {status.st_uid} (mode {mode:04o}), and this is user {os.geteuid()}"
+    files = [path for path in (directory / "lock", directory / "state.db") if os.path.exists(path)]
+    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
+    if closed or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return "fail", name, f"{[*closed, directory][0]} cannot be read and written: {owner}"
+    if mode & 0o077 and not is_ours and os.geteuid():
+        return "fail", name, f"{directory} is open to others and cannot be closed: {owner}"
     if not is_ours:
         return "note", name, f"{directory}: {owner}; what one of them makes there, the other may not read"
     if mode & 0o077:
@@ -246,28 +247,38 @@ async def _check_endpoints(
         endpoint: EndpointSettings | None = getattr(settings, section)
         if only not in {None, section} or (section == "report" and endpoint is None and only is None):
             continue
+        is_whole = True
         try:
             require_endpoint(settings, section)
-            is_whole = True
         except ConfigError as error:
             findings.add("fail", error.key, error.message)
             is_whole = False
-        if endpoint is None:
-            continue
-        await _check_secrets(endpoint, section, findings)
-        _check_certificates(endpoint, section, findings)
-        if is_online:
-            checkup = Checkup(
-                endpoint,
-                settings.delivery,
-                section=section,
-                tell=findings.take,
-                wall_time=time.time,
-                rng=Random(),
-            )
-            can_ask = await checkup.reach()
-            if is_whole:
-                await checkup.ask(_probe(section, account, findings) if can_ask else None)
+        if endpoint is not None:
+            await _check_secrets(endpoint, section, findings)
+            _check_certificates(endpoint, section, findings)
+            if is_online:
+                checkup = Checkup(
+                    endpoint,
+                    settings.delivery,
+                    section=section,
+                    tell=findings.take,
+                    wall_time=time.time,
+                    rng=Random(),
+                )
+                await _go_online(checkup, section, findings, account=account, is_whole=is_whole)
+
+
+async def _go_online(
+    checkup: Checkup, section: str, findings: _Findings, *, account: int | None, is_whole: bool
+) -> None:
+    """Go the way to the service; `is_whole`: there are a key and a token to ask with."""
+    can_ask = await checkup.reach()
+    if not is_whole:
+        return
+    probe = _probe(section, account) if can_ask else None
+    await checkup.ask(probe)
+    if can_ask and probe is None:
+        findings.add("note", f"{section}:route", "not asked for, as that takes an account: --account N")
 
 
 async def _check_secrets(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
@@ -297,24 +308,23 @@ def _check_certificates(endpoint: EndpointSettings, section: str, findings: _Fin
     if not any(map(is_https, (endpoint.base_url, endpoint.proxy, token_url))):
         return
     try:
-        tls_context(endpoint)
+        tls_context(endpoint, section)
     except ConfigError as error:
-        findings.add("fail", f"{section}.{error.key}", error.message)
+        findings.add("fail", error.key, error.message)
         return
     findings.add("ok", f"{section}.ca_bundle", str(endpoint.ca_bundle or "the authorities of this system"))
     if endpoint.client_certificate is not None:
         findings.add("ok", f"{section}.client_certificate", f"{endpoint.client_certificate}, with its key")
 
 
-def _probe(section: str, account: int | None, findings: _Findings) -> Probe | None:
-    """Choose the request; None if the report is concerned and nobody said whose."""
+def _probe(section: str, account: int | None) -> Probe | None:
+    """Choose the request; None if it is for a report and nobody said whose."""
     from shipper.delivery.checkup import EMPTY_BATCH, Probe
     from shipper.report.client import report_path
 
     if section == "intake":
         return EMPTY_BATCH
     if account is None:
-        findings.add("note", "report:route", "not asked for, as that takes an account: --account N")
         return None
     yesterday = datetime.fromtimestamp(time.time(), UTC).date() - timedelta(days=1)
     return Probe(

@@ -13,8 +13,8 @@ from msgspec import Struct
 
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, post_form
-from shipper.delivery.reach import Reach, Result, in_section
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent, post_form
+from shipper.delivery.reach import Reach, Result
 from shipper.delivery.verdicts import Action, Verdict, judge
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference
@@ -124,12 +124,12 @@ class Checkup:
             probe: None = nothing is sent.
         """
         try:
-            ssl_context = make_ssl_context(self._endpoint)
+            ssl_context = make_ssl_context(self._endpoint, self._section)
             endpoint = Endpoint(self._endpoint, self._delivery, section=self._section, ssl_context=ssl_context)
             credentials = self._credentials(ssl_context)
             authorization = await credentials.authorize()
         except ConfigError as error:
-            self._tell("fail", "credentials", in_section(error, self._section))
+            self._tell("fail", "credentials", str(error))
             return
         except NoTokenError as error:
             self._tell("fail", "credentials", error.message)
@@ -210,7 +210,7 @@ class Checkup:
         """Make a header such as every attempt to ship has."""
         if not self._delivery.traceparent:
             return ""
-        return f"00-{self._rng.getrandbits(128) or 1:032x}-{self._rng.getrandbits(64) or 1:016x}-01"
+        return new_traceparent(self._rng)
 
     # What an answer means ---------------------------------------------------------------------------------------------
 
@@ -240,9 +240,13 @@ class Checkup:
             self._tell("fail", "service", verdict.message)
 
     def _refused_token(self, verdict: Verdict, expires_at: float | None) -> str:
-        what = verdict.message
-        if self._endpoint.oauth2 is not None:
-            what = what.replace(f"{self._section}.token", f"{self._section}.oauth2, its scope above all")
+        either = f"{self._section}.token or {self._section}.oauth2"
+        one = (
+            f"{self._section}.token"
+            if self._endpoint.oauth2 is None
+            else f"{self._section}.oauth2, its scope above all"
+        )
+        what = verdict.message.replace(either, one)
         result, life = life_words(expires_at, self._wall_time())
         return what + (life if result == "note" else "") + ("; the clocks may be why" if self._skew.seconds else "")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
@@ -28,7 +29,7 @@ from shipper.secrets import resolve_secret
 if TYPE_CHECKING:
     from shipper.delivery.credentials import Authorization
 
-__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "post_form"]
+__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "new_traceparent", "post_form"]
 
 # Below the four minutes after which a gateway's load balancer silently forgets an idle connection.
 _IDLE_S: Final = 60.0
@@ -182,6 +183,11 @@ def compressed(body: bytes) -> bytes:
     return igzip.compress(body, 1, mtime=0)
 
 
+def new_traceparent(rng: Random) -> str:
+    """Make a trace of its own for an attempt: version, trace id, span id, "sampled", as in W3C Trace Context."""
+    return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"
+
+
 class _Line:
     """
     At most one connection, opened when it is needed, and what happens on it.
@@ -202,7 +208,7 @@ class _Line:
         limit_s: float = float("inf"),
     ) -> None:
         if ssl_context is None and (is_https(address) or is_https(endpoint.proxy)):
-            ssl_context = tls_context(endpoint)
+            ssl_context = tls_context(endpoint, section)
         connect_s = min(delivery.connect_timeout_seconds, limit_s)
         read_s = min(delivery.read_timeout_seconds, limit_s)
         self._way = Way(address, endpoint.proxy or "", section, connect_s, read_s)

@@ -146,7 +146,7 @@ class Reach:
                     await self._open_tunnel(stream)
                 what += f", and leads on to {self._host}, port {self._port}"
         except ConfigError as error:
-            self._tell("fail", "connect", in_section(error, self._section))
+            self._tell("fail", "connect", str(error))
         except (*_CUT_OFF, *_NO_HEAD) as error:
             self._tell("fail", "connect", str(self._no_answer(error, stage, is_at_proxy=True)))
         else:
@@ -179,7 +179,7 @@ class Reach:
             with anyio.fail_after(self._limit_s):
                 encrypted = await self._encrypted(stream, self._host)
         except ConfigError as error:
-            self._tell("fail", "tls", in_section(error, self._section))
+            self._tell("fail", "tls", str(error))
             return False
         except _CUT_OFF as error:
             told = self._no_answer(error, Stage.HANDSHAKE)
@@ -191,7 +191,7 @@ class Reach:
         return True
 
     async def _encrypted(self, stream: ByteStream, host: str) -> TLSStream:
-        context = make_ssl_context(self._endpoint)
+        context = make_ssl_context(self._endpoint, self._section)
         return await TLSStream.wrap(stream, hostname=host, ssl_context=context, standard_compatible=False)
 
     def _no_answer(self, error: BaseException, stage: Stage, *, is_at_proxy: bool = False) -> NoAnswerError:
@@ -237,11 +237,6 @@ def _way_out(error: BaseException, section: str, *, is_tls: bool) -> str:
     if code in _OTHER_HOST:
         return f"; check the host in {section}.base_url"
     return "" if is_tls or isinstance(error, TimeoutError) else "; perhaps nothing there speaks TLS"
-
-
-def in_section(error: ConfigError, section: str) -> str:
-    """Tell an error whose key may be relative to its section."""
-    return str(ConfigError(error.message, key=f"{section}.{error.key.removeprefix(f'{section}.')}"))
 
 
 def certificate_words(certificate: Any, wall_time: float) -> tuple[Result, str]:

@@ -18,7 +18,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config import DeliverySettings
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.parcels import Parcel, merged_parcel
 from shipper.delivery.parting import event_ids, parts
@@ -183,7 +183,7 @@ class Sender:
         except NoTokenError as error:
             return Verdict(Action.PAUSE, error.reason, error.message, retry_after_s=error.retry_after_s), ""
         is_compressed = shared.is_compressing
-        traceparent = _traceparent(shared.rng) if shared.settings.traceparent else ""
+        traceparent = new_traceparent(shared.rng) if shared.settings.traceparent else ""
         shared.counts.requests += 1
         parcel.attempts += 1
         try:
@@ -345,8 +345,3 @@ def _verdict(state: RetryCallState) -> Verdict:
     error = state.outcome.exception()
     assert isinstance(error, _NotSettledError)
     return error.verdict
-
-
-def _traceparent(rng: Random) -> str:
-    """Make a trace of its own for an attempt: version, trace id, span id, "sampled", as in W3C Trace Context."""
-    return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"

@@ -25,25 +25,29 @@ def is_https(address: str | None) -> bool:
     return address is not None and address.lower().startswith("https:")
 
 
-def make_ssl_context(endpoint: EndpointSettings) -> ssl.SSLContext | None:
+def make_ssl_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext | None:
     """
     Make the context that all connections to an endpoint share; making one costs more than a request.
 
+    Args:
+        section: The settings' section, for errors.
     Returns:
         None if neither the address nor the proxy's is https.
     Raises:
         ConfigError: The authorities, the certificate or its key cannot be used.
     """
-    return tls_context(endpoint) if is_https(endpoint.base_url) or is_https(endpoint.proxy) else None
+    return tls_context(endpoint, section) if is_https(endpoint.base_url) or is_https(endpoint.proxy) else None
 
 
-def tls_context(endpoint: EndpointSettings) -> ssl.SSLContext:
-    """
-    Make a context from the settings, whatever the addresses are.
+def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
+    """Make a context from the settings, whatever the addresses are; arguments and errors as above."""
+    try:
+        return _tls_context(endpoint)
+    except ConfigError as error:
+        raise ConfigError(error.message, key=f"{section}.{error.key}") from error.__cause__
 
-    Raises:
-        ConfigError: With a key relative to the section.
-    """
+
+def _tls_context(endpoint: EndpointSettings) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=endpoint.ca_bundle)
     except OSError as error:  # an SSLError is one, too

@@ -111,7 +111,9 @@ _DENIED: Final = _Row(Action.PAUSE, "unexpected_answer", "the service says that 
 
 _TABLE: Final = {
     400: _REJECTED,
-    401: _Row(Action.RENEW_TOKEN, "token", "the service refused the access token; check {section}.token"),
+    401: _Row(
+        Action.RENEW_TOKEN, "token", "the service refused the access token; check {section}.token or {section}.oauth2"
+    ),
     403: _Row(
         Action.PAUSE,
         "forbidden",

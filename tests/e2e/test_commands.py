@@ -149,7 +149,10 @@ def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shi
     assert running.finish(limit_s=10).returncode == 0
 
 
-COMMANDS = ["run", "pipe", "backfill", "validate", "demo", "report", "sandbox", "sample", "config"]
+COMMANDS = [
+    *("run", "pipe", "backfill", "validate", "check", "status", "dead-letters"),
+    *("demo", "report", "sandbox", "sample", "config"),
+]
 
 
 def test_every_command_has_help(shipper: Shipper):
@@ -158,7 +161,7 @@ def test_every_command_has_help(shipper: Shipper):
         result = running.finish()
         assert (result.returncode, result.stderr) == (0, ""), command
         assert "Usage: shipper" in result.stdout
-        assert command in {"", "config"} or "Example:" in result.stdout
+        assert command in {"", "config", "dead-letters"} or "Example:" in result.stdout
     everything = started[0].finish().stdout
     assert all(command in everything for command in COMMANDS)
 

@@ -37,7 +37,7 @@ def poison(line: bytes) -> bytes:
     return changed(line, ConsumerCountry="QQ")
 
 
-# Records that the service refuses ------------------------------------------------------------------------------------
+# Records that the service refuses ------------------------------------------------------------
 
 RECORDS = 5_000
 
@@ -148,7 +148,7 @@ def test_a_letter_that_is_refused_again_stays_with_what_is_said_this_time(shippe
     assert [letter.attempts for letter in after] == [letter.attempts + 1 for letter in before]
 
 
-# Sizes ----------------------------------------------------------------------------------------------------------------
+# Sizes ------------------------------------------------------------
 
 
 def test_a_service_that_takes_less_gets_everything_in_smaller_batches(shipper: Shipper, sample: Sample):
@@ -184,7 +184,7 @@ def test_a_record_that_alone_is_too_large_is_a_dead_letter_and_its_neighbours_ar
     assert letter.raw == lines[400][:-1]
 
 
-# The brake ------------------------------------------------------------------------------------------------------------
+# The brake ------------------------------------------------------------
 
 REFUSAL = b'{"statusCode":%d,"message":"Field SignupSource is missing."}'
 
@@ -237,7 +237,7 @@ def test_a_run_goes_on_by_itself_when_the_service_takes_records_again(
     assert "delivery_resumed" in result.stderr
 
 
-# A bad day ------------------------------------------------------------------------------------------------------------
+# A bad day ------------------------------------------------------------
 
 
 def test_events_survive_a_day_on_which_everything_fails_now_and_then(shipper: Shipper, sample: Sample, rng: Random):
@@ -265,7 +265,7 @@ def test_events_survive_a_day_on_which_everything_fails_now_and_then(shipper: Sh
     assert result.summary["requests"] == 1000 + sum(applied)
 
 
-# A service that asks for a wait, and a stop -----------------------------------------------------------------------------
+# A service that asks for a wait, and a stop ------------------------------------------------------------
 
 
 @dataclass
@@ -425,7 +425,7 @@ def test_requests_that_are_cut_off_by_a_stop_are_sent_again_and_no_others(sideca
     assert sum(times.values()) <= 250 + 8 * 10 + 100 - state.accepted
 
 
-# Compression ----------------------------------------------------------------------------------------------------------
+# Compression ------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accept_gzip", [True, False])
@@ -447,7 +447,7 @@ def test_bodies_are_compressed_for_a_service_that_understands_it(shipper: Shippe
         assert len(told_refusals) == 1
 
 
-# Rate -----------------------------------------------------------------------------------------------------------------
+# Rate ------------------------------------------------------------
 
 
 def test_the_rate_is_never_exceeded_by_retries_or_by_many_senders(shipper: Shipper, fake: FakeService, sample: Sample):
@@ -463,7 +463,7 @@ def test_the_rate_is_never_exceeded_by_retries_or_by_many_senders(shipper: Shipp
     assert 50 * (fake.requests - 1) / seconds <= rate * 1.1
 
 
-# Traces ---------------------------------------------------------------------------------------------------------------
+# Traces ------------------------------------------------------------
 
 
 def test_each_request_has_a_trace_of_its_own_by_which_the_log_names_it(

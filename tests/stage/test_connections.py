@@ -67,7 +67,7 @@ async def endpoint(
         settings,
         msgspec.structs.replace(DELIVERY, **(delivery or {})),
         section="intake",
-        ssl_context=make_ssl_context(settings),
+        ssl_context=make_ssl_context(settings, "intake"),
         now=now,
     )
     try:
@@ -353,7 +353,7 @@ def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
 
 
 def context_for(**changes: Any) -> ssl.SSLContext | None:
-    return make_ssl_context(EndpointSettings(base_url="https://intake.example.com", **changes))
+    return make_ssl_context(EndpointSettings(base_url="https://intake.example.com", **changes), "intake")
 
 
 def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path):
@@ -363,7 +363,7 @@ def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path)
     for name in ("empty.pem", "text.pem", "folder.pem", "absent.pem"):
         with pytest.raises(ConfigError, match=name) as caught:
             context_for(ca_bundle=tmp_path / name)
-        assert caught.value.key == "ca_bundle"
+        assert caught.value.key == "intake.ca_bundle"
 
 
 @pytest.mark.parametrize(
@@ -395,12 +395,12 @@ def test_a_client_certificate_that_cannot_be_used_is_a_wrong_setting(
     found = {name: getattr(client, name, tmp_path / name) for name in (certificate, key or "one")}
     with pytest.raises(ConfigError, match=words) as caught:
         context_for(client_certificate=found[certificate], client_key=found[key] if key else None)
-    assert caught.value.key == wrong_key
+    assert caught.value.key == f"intake.{wrong_key}"
 
 
 def test_only_addresses_that_are_https_need_a_context():
     def is_made(base_url: str, proxy: str | None = None) -> bool:
-        return make_ssl_context(EndpointSettings(base_url=base_url, proxy=proxy)) is not None
+        return make_ssl_context(EndpointSettings(base_url=base_url, proxy=proxy), "intake") is not None
 
     assert not is_made("http://127.0.0.1:9")
     assert not is_made("http://127.0.0.1:9", "http://127.0.0.1:8")
@@ -846,7 +846,12 @@ FORM = {"grant_type": "client_credentials", "client_secret": "a secret & a h\xe4
 async def send_form(url: str, base_url: str = "http://127.0.0.1:9", **changes: Any) -> Answer:
     settings = EndpointSettings(base_url=base_url, **changes)
     return await post_form(
-        url, FORM, endpoint=settings, delivery=DELIVERY, ssl_context=make_ssl_context(settings), section="report"
+        url,
+        FORM,
+        endpoint=settings,
+        delivery=DELIVERY,
+        ssl_context=make_ssl_context(settings, "intake"),
+        section="report",
     )
 
 
