@@ -72,7 +72,7 @@ class ReportClient:
         rng: Random,
     ) -> None:
         delivery = replace(delivery, concurrency=concurrency, rate_limit_events_per_second=requests_per_second)
-        ssl_context = make_ssl_context(endpoint)
+        ssl_context = make_ssl_context(endpoint, "report")
         self._wall_time = wall_time
         self._patience_s = give_up_after_s
         self._gate = Gate(delivery, give_up_after_s=give_up_after_s, rng=rng)
