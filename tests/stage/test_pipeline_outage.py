@@ -1,0 +1,217 @@
+"""The whole pipeline through an hour without a service, in virtual time: reading waits, and nothing is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, Settings
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.pipeline import Pipeline, Summary
+from shipper.records import Chunk, Stream
+from shipper.secrets import LiteralSecret
+from shipper.state.store import Store
+from tests.fakes import answer
+from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id, in_virtual_time
+
+T = TypeVar("T")
+
+NOW_S = 1_800_000_000.0
+RATE = 20_000
+RECORDS = 8 * RATE
+CHUNK = 2_000
+BATCH = 1_000
+GONE_AT, BACK_AT = 1.0, 3_601.0
+
+
+def line(number: int) -> bytes:
+    """Make a good record; all are of one length."""
+    return (
+        b'{"EventId":"%b","IP":"192.0.2.1","Timestamp":"2026-11-20T12:30:00Z","BTag":"660123_%032x","ConsumerID":%d,'
+        b'"ConsumerCountry":"GB","ConsumerCurrencyID":"GBP","Username":"quiet_heron","BrandID":7,'
+        b'"CustomerCurrencyID":"1","ConsumerStatus":"Verified","AffiliateID":"","ConsumerState":""}\n'
+    ) % (event_id(number).encode(), number, 10**9 + number)
+
+
+LINE_BYTES = len(line(0))
+
+
+async def at_once(function: Callable[..., T], *arguments: Any) -> T:
+    """Call what blocks as if a thread did it in no time: virtual time would run away while a real one works."""
+    await anyio.lowlevel.checkpoint()
+    return function(*arguments)
+
+
+class GrowingFile:
+    """
+    A source to which `RATE` records a second are written, until there are `RECORDS`.
+
+    Attributes:
+        sent: How many of them the pipeline has taken.
+    """
+
+    is_exhausted = False
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.sent = stream.checkpoint // LINE_BYTES
+
+    async def run(self, chunks_tx: Any) -> None:
+        while self.sent < RECORDS:
+            end = min(self.sent + CHUNK, RECORDS)
+            await anyio.sleep_until(end / RATE)  # it is written by then
+            data = b"".join(map(line, range(self.sent, end)))
+            await chunks_tx.send(
+                Chunk(stream=self.stream, start_offset=self.sent * LINE_BYTES, end_offset=end * LINE_BYTES, data=data)
+            )
+            self.sent = end
+        self.is_exhausted = True
+
+    async def after_save(self) -> None: ...
+
+
+class Outage:
+    """
+    A service that is away for an hour, and the pipeline before it.
+
+    Attributes:
+        most_unsettled: Records that the pipeline held at the same time, at most.
+    """
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, **delivery: Any) -> None:
+        self.store = store
+        self.service = ServiceModel(self._judge)
+        self._reply = reply
+        self.settings = Settings(
+            intake=EndpointSettings(
+                base_url="http://127.0.0.1:9", subscription_key=LiteralSecret("k"), token=LiteralSecret("t")
+            ),
+            batch=BatchSettings(max_events=BATCH),
+            delivery=DeliverySettings(**delivery),
+        )
+        self.most_unsettled = 0
+        monkeypatch.setattr("shipper.pipeline.run_sync", at_once)
+        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
+
+    def begin(self) -> Pipeline:
+        """Make a pipeline that goes on where the state says."""
+        (stream,) = self.store.streams.known("file") or [Stream(stream_id=1, kind="file", path="x")]
+        self.source = GrowingFile(stream)
+        self.pipeline = Pipeline(
+            self.settings,
+            self.source,
+            self.store,
+            is_one_shot=False,
+            wall_time=lambda: NOW_S + anyio.current_time(),
+            rng=Random(1),
+        )
+        return self.pipeline
+
+    def _judge(self, request: Request) -> Reply | None:
+        self.most_unsettled = max(self.most_unsettled, self.source.sent - self.pipeline.totals.accepted)
+        return self._reply if GONE_AT <= request.at < BACK_AT else None
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+AWAY = [answer(503), NoAnswerError("connect_error", "no answer", was_sent=False), answer(429)]
+
+
+@pytest.mark.parametrize("reply", AWAY, ids=["503", "no connection", "429"])
+@pytest.mark.parametrize("senders", [{"concurrency": 8}, {"max_concurrency": 64}], ids=["8", "64, adaptive"])
+def test_an_hour_without_the_service_costs_no_memory_few_requests_and_no_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, senders: dict[str, Any]
+):
+    outage = Outage(store, monkeypatch, reply, **senders)
+    sent: list[int] = []
+
+    async def watch() -> None:
+        for moment in (GONE_AT + 60, BACK_AT - 1):
+            await anyio.sleep_until(moment)
+            sent.append(outage.source.sent)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch)
+            summary = await outage.begin().run()
+        assert (summary.outcome, summary.accepted, summary.pending) == ("finished", RECORDS, 0)
+
+    in_virtual_time(main)
+    # In the senders' hands, before them, in the packer's hands; then chunks, before it and in the source's hands.
+    count = outage.settings.delivery.senders
+    assert outage.most_unsettled <= (count + 8 + 2) * BATCH + 4 * CHUNK
+    assert sent[0] == sent[1] < RECORDS, "reading did not wait"
+
+    probes = outage.service.requests_between(GONE_AT + 10, BACK_AT)
+    assert 700 < len(probes) < 2_500, "one in 2.5 seconds, on the average"
+    assert {probe.in_flight for probe in probes} == {1}
+
+    assert set(outage.service.stored.values()) == {1}
+    assert len(outage.service.stored) == store.totals().accepted == RECORDS
+    assert outage.service.requests[-1].at < BACK_AT + 60, "it has caught up within a minute"
+
+
+def test_a_wait_of_ten_minutes_is_kept_by_the_whole_pipeline(store: Store, monkeypatch: pytest.MonkeyPatch):
+    outage = Outage(store, monkeypatch, answer(429, "600"), concurrency=8)
+
+    async def main() -> None:
+        assert (await outage.begin().run()).accepted == RECORDS
+
+    in_virtual_time(main)
+    assert 5 <= len(outage.service.requests_between(GONE_AT + 10, BACK_AT)) <= 7
+    assert set(outage.service.stored.values()) == {1}
+    assert len(outage.service.stored) == RECORDS
+
+
+def test_a_stop_in_the_middle_of_the_outage_ends_in_time_and_the_next_start_loses_nothing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    outage = Outage(store, monkeypatch, answer(503), concurrency=8)
+    stopped_at = GONE_AT + 1_800
+
+    async def main() -> None:
+        tx, rx = anyio.create_memory_object_stream[signal.Signals](1)
+        summaries: list[Summary] = []
+        with tx, rx:
+            async with anyio.create_task_group() as group:
+
+                async def run() -> None:
+                    summaries.append(await outage.begin().run(signals_from(rx)))
+
+                group.start_soon(run)
+                await anyio.sleep_until(stopped_at)
+                tx.send_nowait(signal.SIGTERM)
+        assert anyio.current_time() < stopped_at + 30
+        (summary,) = summaries
+        assert (summary.outcome, summary.exit_code(is_one_shot=False)) == ("aborted", 4)
+        assert summary.read == summary.accepted + summary.pending
+        assert 0 < store.totals().accepted < RECORDS
+        assert (await outage.begin().run()).outcome == "finished"
+
+    in_virtual_time(main)
+    assert store.totals().accepted == len(outage.service.stored) == RECORDS
+    hurried = outage.service.requests_between(stopped_at, stopped_at + 25)
+    assert 10 < len(hurried) < 200, "it tries more often, but one at a time"
+    assert {request.in_flight for request in hurried} == {1}
+
+
+@contextmanager
+def signals_from(numbers: anyio.abc.ObjectReceiveStream[signal.Signals]) -> Iterator[AsyncIterator[signal.Signals]]:
+    async def receive() -> AsyncIterator[signal.Signals]:
+        async for number in numbers:
+            yield number
+
+    yield receive()
