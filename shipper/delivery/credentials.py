@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from random import Random
 from typing import Final, NamedTuple
 
@@ -16,6 +14,7 @@ from shipper.delivery.keeper import Keeper
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
 from shipper.delivery.verdicts import Action
+from shipper.delivery.waits import epoch_s
 from shipper.secrets import MASK
 
 __all__ = ["SKEW_TOLD_S", "Authorization", "ClockSkew", "Credentials", "NoTokenError", "PostForm"]
@@ -185,7 +184,7 @@ class ClockSkew:
             date_header: `Date`, in any of the three forms of HTTP; what is no date is passed over.
             wall_time: Our clock when the answer came, seconds since the epoch.
         """
-        server_time = _epoch_s(date_header)
+        server_time = epoch_s(date_header)
         if server_time is None:
             return
         skew_s = server_time - wall_time
@@ -199,12 +198,3 @@ class ClockSkew:
             where = "ahead of" if skew_s > 0 else "behind"
             message = f"the service's clock is {abs(skew_s):.0f} s {where} this machine's; check the time of both"
             log.warning("clock_skew", seconds=round(skew_s), message=message)
-
-
-def _epoch_s(date: str) -> float | None:
-    try:
-        moment = parsedate_to_datetime(date)
-        # One form names no zone; HTTP knows none but UTC.
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, TypeError, IndexError, OverflowError):
-        return None

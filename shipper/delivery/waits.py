@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from random import Random
 from typing import Final
@@ -46,8 +47,8 @@ def asked_wait_s(retry_after: str, text: str, *, date: str, wall_time: float | N
 def _header_s(value: str, date: str, wall_time: float | None) -> float | None:
     if _SECONDS.fullmatch(value):
         return float(value)
-    until = _epoch_s(value)
-    since = _epoch_s(date)
+    until = epoch_s(value)
+    since = epoch_s(date)
     if since is None:
         since = wall_time
     return None if until is None or since is None else until - since
@@ -62,10 +63,12 @@ def _text_s(text: str) -> float | None:
     return int(found["hours"]) * 3_600.0 + int(found["minutes"]) * 60 + int(found["seconds"])
 
 
-def _epoch_s(date: str) -> float | None:
-    """Read an HTTP date in any of its three forms."""
+def epoch_s(date: str) -> float | None:
+    """Read an HTTP date, in any of its three forms, as seconds since the epoch; None if it is none."""
     try:
-        return parsedate_to_datetime(date).timestamp()
+        moment = parsedate_to_datetime(date)
+        # One form names no zone; HTTP knows none but UTC.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         return None
 
