@@ -13,7 +13,8 @@ Where to look; imports go down this list only, and the packages of one line do n
 
     cli         the commands; the only place that prints, exits and reads the clock of the wall
     pipeline    wires the stages; stop and drain; the summary
-    sources, delivery, state, report, sandbox    the stages, the report, and the service on loopback
+    report      the daily report: fetched through delivery, compared with the ledger of the state
+    sources, delivery, state, sandbox            the stages, and the service on loopback
     codec, batching                              rules, fast and slow path; when a batch closes
     config      every key; `settings_sources` reads them, `settings_schema` knows their types, `secrets`, `addresses`
     records, wire, errors                        the values that flow; the service's documents; what goes wrong

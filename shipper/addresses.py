@@ -56,7 +56,7 @@ def _split(written: str, *, key: str, allow_plaintext: bool) -> SplitResult:
     if not host or any(character.isspace() or not character.isprintable() for character in written):
         raise _wrong(f"{written!r} names no host", key)
     if any(mark in written for mark in "?#"):
-        raise _wrong(f"{written!r} has a query or fragment, which has no place there", key)
+        raise _wrong("an address with a query or fragment has no place there", key)  # it may hold a secret
     if url.scheme == "http" and not allow_plaintext and not is_loopback(host):
         raise ConfigError(
             f"{written!r} would send the credentials in clear text; use https://, "

@@ -17,6 +17,7 @@ from random import Random
 from typing import Final, Literal, NamedTuple, Protocol
 
 import anyio
+import msgspec
 import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -209,7 +210,7 @@ class Pipeline:
         # What is not saved is done again at the next start, whatever has become of it.
         accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
         duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
-        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved)
+        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved) + self._acks.open_rejections
         return Summary(
             read=totals.read,
             accepted=totals.accepted - accepted,
@@ -361,7 +362,8 @@ class Pipeline:
         """Make a dead letter of the one event of a batch, as the record came."""
         (span, _), event = batch.parts[0], sent_event(batch)
         assert span.chunk is not None
-        frame = self._codec.find(span, event.EventId)
+        (document,) = msgspec.json.decode(batch.body)["events"]
+        frame = self._codec.find(span, document)
         data, origin = span.chunk.data, span.chunk.start_offset
         framing = span.stream.framing
         rejection = Rejection(

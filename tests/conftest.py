@@ -8,6 +8,7 @@ from random import Random, SystemRandom
 import pytest
 
 SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
+os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out the tests
 
 
 @pytest.hookimpl(tryfirst=True)

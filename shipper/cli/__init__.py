@@ -19,7 +19,9 @@ from shipper.cli import dead_letters
 from shipper.cli.check import check
 from shipper.cli.common import reader_may_leave, say
 from shipper.cli.demo import demo
-from shipper.cli.report import report
+from shipper.cli.ledger import ledger
+from shipper.cli.reconcile import reconcile
+from shipper.cli.report import report_app
 from shipper.cli.sample import sample
 from shipper.cli.sandbox import sandbox
 from shipper.cli.ship import backfill, pipe, run
@@ -45,7 +47,8 @@ dead_letters_app = typer.Typer(
 
 _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     *(demo, run, pipe, backfill, validate, check, status),
-    *(report, sandbox, sample),
+    *(ledger, reconcile),
+    *(sandbox, sample),
 )
 _CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)
 _DEAD_LETTERS_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
@@ -62,6 +65,7 @@ for command in _CONFIG_COMMANDS:
     config_app.command()(command)
 for name, command in _DEAD_LETTERS_COMMANDS.items():
     dead_letters_app.command(name)(command)
+app.add_typer(report_app)
 app.add_typer(config_app)
 app.add_typer(dead_letters_app)
 

@@ -112,7 +112,8 @@ def toml_value(value: Any) -> str:
         case LiteralSecret():
             return f'"{MASK}"'
         case SecretReference():
-            given = msgspec.structs.asdict(value).items()
+            program = value.command and (*value.command[:1], *(MASK for _ in value.command[1:]))  # may hold a secret
+            given = (msgspec.structs.asdict(value) | {"command": program}).items()
             return toml_value({name: part for name, part in given if part not in (None, False)})
         case bool():
             return "true" if value else "false"

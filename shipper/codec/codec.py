@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -128,10 +128,12 @@ class Codec:
             lines = self._rewriter.rewrite([raw.replace(b"\n", b" ")], changes)
         return document_in(lines[0]) if lines else {}
 
-    def find(self, span: Span, event_id: str) -> Frame | None:
+    def find(self, span: Span, event: Mapping[str, object]) -> Frame | None:
         """
-        Find a record of a span that is not settled yet, by the EventId with which it was sent.
+        Find a record of a span that is not settled yet.
 
+        Args:
+            event: As it was sent. What has its EventId is it, and of several, the one that is the same in all fields.
         Returns:
             Where it stands in the data of the span's chunk.
         """
@@ -142,7 +144,7 @@ class Codec:
         settled = {rejection.start_offset - chunk.start_offset for rejection in span.rejections}
         likely: list[Frame] = []
         others: list[Frame] = []
-        wanted = event_id.encode()  # most ids stand in their record as they were sent
+        wanted = str(event["EventId"]).encode()  # most ids stand in their record as they were sent
         at = data.find(wanted, start, end)
         for frame in framing.frames(data[:end], _first_record(chunk, start)):
             if frame.start <= at < frame.end:
@@ -150,13 +152,17 @@ class Codec:
                 at = data.find(wanted, frame.end, end)
             else:
                 others.append(frame)
-        for frame in map(partial(_without_nuls, data), chain(likely, others)):
-            if frame.start not in settled and self._event_id_of(data[frame.start : frame.end], framing) == event_id:
-                return frame
-        return None
-
-    def _event_id_of(self, raw: bytes, framing: Framing) -> object:
-        return self.document_of(raw, framing).get("EventId")
+        first: Frame | None = None
+        for number, frame in enumerate(map(partial(_without_nuls, data), chain(likely, others)), 1):
+            if frame.start not in settled:
+                document = self.document_of(data[frame.start : frame.end], framing)
+                if document == event:
+                    return frame
+                if first is None and document.get("EventId") == event["EventId"]:
+                    first = frame
+            if first is not None and number >= len(likely):
+                break
+        return first
 
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""

@@ -20,6 +20,7 @@ class Parcel(Struct, eq=False):
         sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
         is_suspect: It is, so that it need not be sent as a whole.
         is_refused: It was one record, which is a dead letter now.
+        is_plain: It is not compressed, as its compression may be what the service refuses.
     """
 
     batch: Batch
@@ -28,6 +29,7 @@ class Parcel(Struct, eq=False):
     sibling: Parcel | None = None
     is_suspect: bool = False
     is_refused: bool = False
+    is_plain: bool = False
 
     def parted(self, batches: Sequence[Batch]) -> list[Parcel]:
         """Make parcels of its parts."""

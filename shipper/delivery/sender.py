@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,13 +25,17 @@ from shipper.delivery.parcels import Parcel, merged_parcel
 from shipper.delivery.parting import event_ids, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.records import Batch, Refusal
+from shipper.secrets import MASK
 from shipper.wire import INTAKE_PATH
 
 log = structlog.get_logger("delivery")
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
 # What a service says of an event that it has; of one that it may have got before, that is no sign of anything wrong.
-_REPEATED: Final = re.compile(r"repeat|duplicate|already|exist|known|before", re.IGNORECASE)
+_REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
+_RESENT_BATCHES: Final = 128  # at the start of a run: a process that was killed may have sent them, and not known it
+_PROVEN_AFTER: Final = 100  # acceptances, until a larger size is tried again
+_PROVEN_MAX: Final = 10_000
 _MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
 _SKEW_INTERVAL_S: Final = 10.0
 
@@ -54,6 +59,8 @@ class Shared(Struct, kw_only=True, eq=False):
         is_compressing: Bodies are compressed; until the service shows that it does not understand them.
         has_compressed: A compressed body was accepted.
         working_bytes: Size of a body that was not refused for its size, so far as is known.
+        proofs: Acceptances since that was found out.
+        proofs_needed: So many, until a larger size is tried again.
     """
 
     gate: Gate
@@ -68,6 +75,8 @@ class Shared(Struct, kw_only=True, eq=False):
     is_compressing: bool = False
     has_compressed: bool = False
     working_bytes: float = float("inf")
+    proofs: int = 0
+    proofs_needed: int = _PROVEN_AFTER
 
 
 class _NotSettledError(Exception):
@@ -182,7 +191,7 @@ class Sender:
             authorization = await shared.credentials.authorize()
         except NoTokenError as error:
             return Verdict(Action.PAUSE, error.reason, error.message, retry_after_s=error.retry_after_s), ""
-        is_compressed = shared.is_compressing
+        is_compressed = shared.is_compressing and not parcel.is_plain
         traceparent = new_traceparent(shared.rng) if shared.settings.traceparent else ""
         shared.counts.requests += 1
         parcel.attempts += 1
@@ -197,8 +206,10 @@ class Sender:
                 max_answer_bytes=ANSWER_BYTES,
             )
         except NoAnswerError as error:
+            log.debug("no_answer", batch=batch.number, reason=error.cause, traceparent=traceparent)
             parcel.is_ambiguous |= error.was_sent
             return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
+        answer = _without_secrets(answer, authorization)
         verdict = judge(answer, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
         parcel.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
@@ -211,21 +222,21 @@ class Sender:
             traceparent=traceparent,
             request_id=answer.request_id,
         )
-        if is_compressed and (change := self._compression_change(verdict)):
+        if shared.is_compressing and (change := self._compression_change(verdict, parcel)):
             return verdict, change
         return self._authorization_change(verdict, authorization)
 
-    def _compression_change(self, verdict: Verdict) -> str:
-        """Stop compressing if that may be what the service refuses."""
+    def _compression_change(self, verdict: Verdict, parcel: Parcel) -> str:
+        """Send a body as it is if it may have been refused for its compression; compress none if that was why."""
         shared = self._shared
         if verdict.action is Action.ACCEPT:
-            shared.has_compressed = True
-        elif verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed):
-            if shared.is_compressing:
+            if parcel.is_plain:
                 shared.is_compressing = False
-                log.warning(
-                    "compression_refused", status=verdict.status, message="bodies are sent as they are from now on"
-                )
+                log.warning("compression_refused", message="bodies are sent as they are from now on")
+            else:
+                shared.has_compressed = True
+        elif not parcel.is_plain and (verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed)):
+            parcel.is_plain = True
             return "compression"
         return ""
 
@@ -251,6 +262,7 @@ class Sender:
             return self._partly_accepted(parcel, verdict, passage)
         self._shared.settle(parcel.batch)
         self._gate.note_accepted(passage)
+        self._prove_size()
         if parcel.sibling is not None:
             parcel.sibling.is_suspect = True
         return []
@@ -261,7 +273,7 @@ class Sender:
         again = sorted(results.retried.difference(refused))
         taken = sorted(set(everything).difference(refused, again))
         # Of a batch that is refused as a whole, the records go to the dead letters only as far as that is believed.
-        is_certain = bool(taken) or (parcel.is_ambiguous and all(map(_REPEATED.search, results.rejected.values())))
+        is_certain = bool(taken) or _is_repeat(parcel, *results.rejected.values())
         believed = len(refused) if is_certain else self._gate.believed(len(refused), passage)
         refused, doubted = refused[:believed], refused[believed:]
         for index, single in zip(refused, parcel.parted(parts(parcel.batch, [[i] for i in refused])), strict=True):
@@ -286,8 +298,7 @@ class Sender:
         batch = parcel.batch
         if batch.events == 1:
             words = next(iter(verdict.results.rejected.values()), "") or verdict.words
-            is_certain = parcel.is_ambiguous and _REPEATED.search(words)
-            if not is_certain and not self._gate.believed(1, passage):
+            if not _is_repeat(parcel, words) and not self._gate.believed(1, passage):
                 return [parcel]
             self._gate.note_answered(passage)
             parcel.is_refused = True
@@ -315,10 +326,22 @@ class Sender:
         self._shared.reject(parcel.batch, refusal)
 
     def _remember_size(self, refused_bytes: int) -> None:
-        working_bytes = refused_bytes // 2
-        if working_bytes < self._shared.working_bytes:
-            self._shared.working_bytes = working_bytes
+        shared, working_bytes = self._shared, refused_bytes // 2
+        if working_bytes < shared.working_bytes:
+            shared.working_bytes = working_bytes
             log.warning("batch_size_lowered", refused_bytes=refused_bytes, max_bytes=working_bytes)
+            shared.proofs_needed = min(2 * shared.proofs_needed, _PROVEN_MAX) if shared.proofs else _PROVEN_AFTER
+        shared.proofs = 0
+
+    def _prove_size(self) -> None:
+        """Try twice the size after many acceptances: what was too large may be so no more."""
+        shared = self._shared
+        if shared.working_bytes == math.inf:
+            return
+        shared.proofs += 1
+        if shared.proofs >= shared.proofs_needed:
+            shared.working_bytes *= 2
+            shared.proofs = 1
 
     # Retrying ----------------------------------------------------------------------------------------------------
 
@@ -338,6 +361,23 @@ class Sender:
             attempt=state.attempt_number,
             wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
         )
+
+
+def _is_repeat(parcel: Parcel, *words: str) -> bool:
+    """Tell whether events are refused because the service has got them, as may be after an answer that was lost."""
+    may_be = parcel.is_ambiguous or parcel.batch.number <= _RESENT_BATCHES
+    is_told = may_be and bool(words) and all(map(_REPEATED.search, words))
+    parcel.is_ambiguous |= is_told
+    return is_told
+
+
+def _without_secrets(answer: Answer, authorization: Authorization) -> Answer:
+    """Take out of an answer what it repeats of the request's secrets."""
+    for secret in authorization:
+        if secret and (secret.encode() in answer.body or secret in answer.request_id):
+            body = answer.body.replace(secret.encode(), MASK.encode())
+            answer = replace(answer, body=body, request_id=answer.request_id.replace(secret, ""))
+    return answer
 
 
 def _verdict(state: RetryCallState) -> Verdict:

@@ -58,7 +58,7 @@ def check_report(
             *check_balances(report, entries, tolerance),
         ]
         if previous is not None:
-            findings.append(_opening_balance(report, previous, tolerance))
+            findings.append(check_opening_balance(report, previous, tolerance))
         if earlier_version is not None:
             findings += _check_sum(report, earlier_version)
     return findings
@@ -130,7 +130,10 @@ def _counts(entries: Entries) -> Iterator[Finding]:
             yield _warning("counts_are_not_negative", message, where=where, actual=figure.result)
 
 
-def _opening_balance(report: wire.DailyReport, previous: wire.DailyReport, tolerance: Decimal) -> Finding:
+def check_opening_balance(
+    report: wire.DailyReport, previous: wire.DailyReport, tolerance: Decimal = TOLERANCE
+) -> Finding:
+    """Check a report against the one before it, by itself; neither needs to have its brands any more."""
     check, claim = "opening_balance_is_previous", "the opening balance is the outgoing balance of the period before"
     before, ends = _ends(previous), _ends(report)
     # The period before may end at the first or the last moment of its last day, or at this one's first.
@@ -140,7 +143,8 @@ def _opening_balance(report: wire.DailyReport, previous: wire.DailyReport, toler
             f"and this begins at {report.reporting_period.start}"
         )
         return Finding(check=check, severity="info", message=message)
-    return comparison(check, claim, previous.outgoing_balance, report.opening_balance, tolerance, if_not="warning")
+    with localcontext(_CONTEXT):
+        return comparison(check, claim, previous.outgoing_balance, report.opening_balance, tolerance, if_not="warning")
 
 
 def _check_sum(report: wire.DailyReport, earlier: wire.DailyReport) -> Iterator[Finding]:

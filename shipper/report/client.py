@@ -25,9 +25,9 @@ from shipper import wire
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
-from shipper.delivery.gate import Gate
+from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
-from shipper.errors import DeliveryGaveUpError, ReportError
+from shipper.errors import ReportError
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange, check_order
 
@@ -37,7 +37,7 @@ CONCURRENCY: Final = 4
 PATIENCE_S: Final = 120.0
 _MAX_REPORT_BYTES: Final = 64 << 20
 _WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
-_NOT_LET_IN: Final = {"token", "subscription_key", "tls"}
+_NOT_LET_IN: Final = {"token", "subscription_key", "credentials", "tls"}
 _NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
 
 
@@ -75,7 +75,8 @@ class ReportClient:
         ssl_context = make_ssl_context(endpoint, "report")
         self._wall_time = wall_time
         self._patience_s = give_up_after_s
-        self._gate = Gate(delivery, give_up_after_s=give_up_after_s, rng=rng)
+        self._failing_since: float | None = None  # whatever was asked for
+        self._gate = Gate(delivery, give_up_after_s=None, rng=rng)
         self._credentials = Credentials(
             endpoint,
             section="report",
@@ -125,53 +126,64 @@ class ReportClient:
         try:
             body = await self._body(path)
             return await run_sync(partial(read_report, body, account_id=account_id, fetched_at=self._wall_time()))
-        except (NoServiceError, DeliveryGaveUpError) as error:
-            raise NoServiceError(f"{named}: {error}") from None
         except ReportError as error:
-            raise ReportError(f"{named}: {error}") from None
+            raise type(error)(f"{named}: {error}") from None
 
     async def _body(self, path: str) -> bytes:
         """
         Ask until there is an answer or no patience left.
 
+        Once nothing was had for as long as there is patience, whatever was asked for, each report is asked for once.
+
         Raises:
             ReportError: There is no report, or none that waiting would bring.
-            DeliveryGaveUpError: Nothing was answered for too long, whatever was asked for.
         """
         failing_since: float | None = None
         for attempt in count(1):
-            verdict, body = await self._attempt(path)
+            verdict, body, passage = await self._attempt(path)
             if verdict.action is Action.ACCEPT:
                 return body
-            asked_s = verdict.retry_after_s or 0.0
             if verdict.action not in _WAITED_OUT:
                 raise _refusal(verdict)
-            if asked_s > self._patience_s:
-                raise NoServiceError(
-                    f"{verdict.message}; it asks to wait {asked_s:g} s, a report is waited for {self._patience_s:g} s"
-                )
             now = anyio.current_time()
             failing_since = now if failing_since is None else failing_since
-            if now - failing_since >= self._patience_s:
-                raise ReportError(f"asked for {attempt} times within {self._patience_s:g} s; at last {verdict.message}")
+            self._failing_since = now if self._failing_since is None else self._failing_since
+            asked_s = verdict.retry_after_s or 0.0
+            if asked_s > self._patience_s:
+                self._gate.note_failure(verdict, passage)
+                raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, that is too long")
+            if now - min(failing_since, self._failing_since) >= self._patience_s:
+                raise self._given_up(verdict, passage, attempt)
+            self._gate.note_failure(verdict, passage)
             log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
             if not self._gate.reason:  # while it is shut, the waiting is done there
                 await self._gate.sleep(max(self._gate.backoff_s(attempt), asked_s))
         raise AssertionError("counting does not end")
 
-    async def _attempt(self, path: str) -> tuple[Verdict, bytes]:
+    async def _attempt(self, path: str) -> tuple[Verdict, bytes, Passage]:
+        """Ask once; a failure that is waited out is for the caller to note."""
         passage = await self._gate.enter(1)
         try:
             verdict, body = await self._sent(path)
         finally:
             self._gate.leave()
-        if verdict.action is Action.ACCEPT:
-            self._gate.note_accepted(passage)
-        elif verdict.action in _WAITED_OUT:
+        if verdict.action not in _WAITED_OUT:
+            self._failing_since = None
+            note = self._gate.note_accepted if verdict.action is Action.ACCEPT else self._gate.note_answered
+            note(passage)
+        return verdict, body, passage
+
+    def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
+        """Tell what a report that failed for too long means for the others."""
+        times = "once" if attempts == 1 else f"{attempts} times within {self._patience_s:g} s"
+        message = f"{verdict.message}; it was asked for {times}"
+        assert self._failing_since is not None
+        has_nothing = anyio.current_time() - self._failing_since >= self._patience_s
+        if has_nothing and (verdict.action is Action.THROTTLE or not verdict.status):
             self._gate.note_failure(verdict, passage)
-        else:
-            self._gate.note_answered(passage)
-        return verdict, body
+            return NoServiceError(message)
+        self._gate.note_answered(passage)  # the service is there: another report may fare better
+        return ReportError(message)
 
     async def _sent(self, path: str) -> tuple[Verdict, bytes]:
         """Ask once; and once more if that may be because of the token, the key or an old connection."""
@@ -191,7 +203,8 @@ class ReportClient:
                 "GET", path, authorization=authorization, max_answer_bytes=_MAX_REPORT_BYTES + 1
             )
         except NoTokenError as error:
-            return Verdict(Action.PAUSE, error.reason, error.message), b"", False
+            action = Action.RETRY if error.reason == "token_endpoint" else Action.PAUSE
+            return Verdict(action, error.reason, error.message, retry_after_s=error.retry_after_s), b"", False
         except NoAnswerError as error:
             return without_answer(error.cause, str(error), is_tls=error.is_tls), b"", error.is_stale
         verdict = _verdict(answer, self._wall_time())
@@ -217,8 +230,8 @@ def _refusal(verdict: Verdict) -> ReportError:
         return ReportError(f"{_NO_REPORT} (HTTP 404)")
     if verdict.action in {Action.BISECT, Action.HALVE}:
         return ReportError(
-            "the service refuses this account or period; it may take no range that crosses the end of a month "
-            f"(HTTP {verdict.status})"
+            "the service refuses this account or period; it may take no range that crosses the end of a month, "
+            f"then ask for each month by itself: --split month (HTTP {verdict.status})"
         )
     return ReportError(verdict.message)
 

@@ -42,30 +42,32 @@ _EXCEL_ROWS: Final = 2**20
 _WIDEST_COLUMN: Final = 40
 
 
-def to_csv(table: FlatTable, *, delimiter: str = ",", has_bom: bool = False) -> bytes:
+def to_csv(table: FlatTable, *, delimiter: str = ",", has_bom: bool = False, has_header: bool = True) -> bytes:
     """
     Write CSV as RFC 4180 describes it, in UTF-8: a header, one line per row, no totals.
 
     Args:
         delimiter: One of `DELIMITERS`.
         has_bom: Begin with the mark by which Excel knows UTF-8.
+        has_header: Begin with the names of the columns.
     """
     assert delimiter in DELIMITERS, delimiter
     out = io.StringIO()
     writer = csv.writer(out, delimiter=delimiter, lineterminator="\r\n")
-    writer.writerow(column.name for column in table.columns)
+    if has_header:
+        writer.writerow(column.name for column in table.columns)
     writer.writerows(map(_csv_cell, row) for row in table.rows)
     return (_BOM if has_bom else b"") + out.getvalue().encode()
 
 
 def _csv_cell(value: Value) -> str:
     match value:
+        case Decimal():  # most of them
+            return f"{value:f}"
         case None:
             return ""
         case bool():
             return str(value).lower()
-        case Decimal():
-            return f"{value:f}"
         case str() if value.startswith(_FORMULA_STARTS):
             return f"'{value}"
     return str(value)
@@ -217,6 +219,19 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
     except OSError as error:
         raise ReportError(f"cannot write {str(path)!r}: {error.strerror}") from error
+
+
+def check_installed(form: str) -> None:
+    """
+    Tell before anything is fetched that a form cannot be written.
+
+    Raises:
+        ReportError: Its package is not installed.
+    """
+    if form == "parquet":
+        _required("polars", "Parquet")
+    elif form == "xlsx":
+        _required("xlsxwriter", "a workbook")
 
 
 def _required(package: str, form: str) -> Any:

@@ -22,6 +22,7 @@ from msgspec.structs import astuple, replace
 from shipper.errors import StateError
 from shipper.report.content import content_hash
 from shipper.report.history_file import FILE_NAME, open_database, understood
+from shipper.report.ranges import DateRange
 
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
@@ -56,6 +57,11 @@ class Version(Struct, frozen=True):
     first_fetched_at: float
     last_fetched_at: float
     fetches: int
+
+    @property
+    def days(self) -> DateRange:
+        """The days that were asked for."""
+        return DateRange(self.start, self.end)
 
 
 class Added(NamedTuple):
@@ -136,6 +142,23 @@ class History:
             rows = self._db.execute(
                 f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND first_day = ? AND last_day = ?"
                 " ORDER BY last_fetched_at, number",
+                (account, start.isoformat(), end.isoformat()),
+            ).fetchall()
+        return [_version(row) for row in rows]
+
+    def within(self, account: int, start: date, end: date) -> list[Version]:
+        """
+        List the versions of all periods of an account that lie within two days.
+
+        Returns:
+            Period by period, ascending; of each the latest version at the end.
+        Raises:
+            StateError: The database cannot be read.
+        """
+        with understood(self._path):
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND first_day >= ? AND last_day <= ?"
+                " ORDER BY first_day, last_day, last_fetched_at, number",
                 (account, start.isoformat(), end.isoformat()),
             ).fetchall()
         return [_version(row) for row in rows]

@@ -15,7 +15,7 @@ from shipper import wire
 from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.rows import Fetched, are_disjoint, by_account
-from shipper.report.wording import clean, currency, money, with_sign, written
+from shipper.report.wording import clean, money, with_code, with_sign, written
 
 _NAME_SHARE: Final = 6  # a name takes a sixth of the width, longer ones are folded: the figures need the room
 _NAME_CELLS: Final = range(10, 25)
@@ -105,7 +105,7 @@ def _names(lines: list[Line], reporting_currency: str) -> dict[str, list[Text]]:
 
 def _currency(line: Line) -> str:
     found = currencies(line.entries)
-    return currency(*found[0]) if len(found) == 1 else ""
+    return with_code(*found[0]) if len(found) == 1 else ""
 
 
 def _head(item: Fetched) -> Table:
@@ -118,7 +118,7 @@ def _head(item: Fetched) -> Table:
         "Account": f"{source.affiliate_account_id}  {clean(source.affiliate_account_name)}",
         "Operator": clean(source.operator_name),
         "Period": f"{clean(stated.start)} to {clean(stated.end)}",
-        "Currency": clean(report.reporting_currency),
+        "Currency": with_code(report.reporting_currency),
         "Opening balance": "" if report.opening_balance is None else money(report.opening_balance),
         "Outgoing balance": "" if report.outgoing_balance is None else money(report.outgoing_balance),
         "Made at": clean(report.reporting_time),

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from shipper import wire
+from shipper.report.currencies import currency_code
 from shipper.report.metrics import Metric
 
 _MONTHS: Final = (
@@ -64,6 +65,14 @@ def clean(text: str | None) -> str:
 def currency(name: str | None, rate: Decimal | None) -> str:
     """Write a currency and, unless it is 1, the exchange rate that is given with it; which way is not documented."""
     return clean(name) if rate is None or rate == 1 else f"{clean(name)} (rate {rate:f})"
+
+
+def with_code(name: str | None, rate: Decimal | None = None) -> str:
+    """Write a currency as `currency` does, with its ISO 4217 code where that is certain: `Swedish Krona (SEK)`."""
+    code = currency_code(name)
+    rated = None if rate is None or rate == 1 else f"rate {rate:f}"
+    notes = ", ".join(note for note in (code if code != name else None, rated) if note)
+    return f"{clean(name)} ({notes})" if notes else clean(name)
 
 
 def period(period: wire.ReportingPeriod) -> str:

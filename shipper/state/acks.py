@@ -32,6 +32,11 @@ class Acks:
         """What became of the records of this run so far."""
         return self._totals
 
+    @property
+    def open_rejections(self) -> int:
+        """How many records were refused that lie behind one that is unsettled, so that they cannot be saved yet."""
+        return sum(len(span.rejections) for spans in self._open.values() for span in spans)
+
     def open(self, span: Span) -> None:
         """Take note of a span; the spans of one stream come in the order of their offsets."""
         spans = self._open.setdefault(span.stream.stream_id, deque())

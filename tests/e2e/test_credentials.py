@@ -151,7 +151,7 @@ def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
     seconds = requests[-1]["at"] - requests[0]["at"]
     assert {token["status"] for token in tokens} == {200}
     assert seconds > 2 * LIFETIME_S
-    assert 2 * (seconds // LIFETIME_S) <= len(tokens) <= 2 * (seconds / REFRESH_S + 2)
+    assert 2 * (seconds // LIFETIME_S) <= len(tokens) <= 2 * (seconds / REFRESH_S + 2) + len(refused)
     assert len(refused) <= 4 * len(tokens), "at most the senders' requests of one moment"
     assert sum(result.summary["retries"] for result in results) == len(refused)
 
@@ -159,8 +159,8 @@ def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
 def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery_waits(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
-    """The endpoint says that a token lives for four seconds; the service would take it for longer."""
-    token = {"token_type": "Bearer", "expires_in": 4, "access_token": service.target.token}
+    """The endpoint says that a token lives for six seconds; the service would take it for longer."""
+    token = {"token_type": "Bearer", "expires_in": 6, "access_token": service.target.token}
     fake.default = granted = Reply(status=200, body=json.dumps(token).encode())
     use_oauth2(shipper, {**service.access(), "token_url": fake.target.base_url})
     sidecar = Sidecar(shipper, sample)

@@ -39,7 +39,7 @@ def found_raws(
     raws = []
     for span, event_ids in spans_of(codec, data, framing or Lines(), start=start, room_events=room_events):
         for event_id in event_ids:
-            frame = codec.find(span, event_id)
+            frame = codec.find(span, {"EventId": event_id})
             assert frame is not None
             raws.append(data[frame.start : frame.end])
     return raws
@@ -99,12 +99,12 @@ def test_of_two_records_with_one_id_each_is_found_once():
     ((span, event_ids),) = spans_of(codec, b"\n".join(twins), Lines(), start=0, room_events=5)
     assert event_ids[0] == event_ids[1]
 
-    first = codec.find(span, event_ids[0])
+    first = codec.find(span, {"EventId": event_ids[0]})
     assert first is not None
     span.rejections.append(
         Rejection(start_offset=first.start, end_offset=first.end, rule="rejected", message="", raw=b"")
     )
-    second = codec.find(span, event_ids[1])
+    second = codec.find(span, {"EventId": event_ids[1]})
     assert second is not None
     assert second.start > first.start
 
@@ -112,4 +112,4 @@ def test_of_two_records_with_one_id_each_is_found_once():
 def test_a_record_that_is_not_there_is_not_found():
     codec = Codec(RecordsSettings(), max_record_bytes=LIMIT)
     ((span, _),) = spans_of(codec, b"\n".join(LINES), Lines(), start=0, room_events=50)
-    assert codec.find(span, "0f8fad5b-d9cb-469f-a165-ffffffffffff") is None
+    assert codec.find(span, {"EventId": "0f8fad5b-d9cb-469f-a165-ffffffffffff"}) is None

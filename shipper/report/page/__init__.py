@@ -14,7 +14,7 @@ from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, join, tag
 from shipper.report.rows import Fetched, by_account
-from shipper.report.wording import clean, moment, period
+from shipper.report.wording import clean, moment, period, with_code
 
 # Not even a name with markup that slipped through could load or run anything.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -93,7 +93,7 @@ def _currencies(account: Account) -> list[str]:
     """Name the account's currency and those of its marketing sources."""
     entries = [entry for item in account.periods for entry in account.entries(item)]
     own = [item.report.reporting_currency for item in reversed(account.periods)]
-    return [clean(name) for name in dict.fromkeys([*own, *(entry.reporting_currency for entry in entries)])]
+    return [with_code(name) for name in dict.fromkeys([*own, *(entry.reporting_currency for entry in entries)])]
 
 
 def _findings(findings: Sequence[str]) -> Html:

@@ -13,7 +13,7 @@ from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, minus, tag
 from shipper.report.rows import Fetched
-from shipper.report.wording import currency, money, period, short_period, with_sign, written
+from shipper.report.wording import money, period, short_period, with_code, with_sign, written
 
 _CENTS: Final = 2
 
@@ -100,7 +100,7 @@ def _row(line: Line, metrics: Sequence[Metric], first_of_group: set[str], *, has
     return tag(
         "tr",
         tag("th", tag("bdi", labels[line.kind]), scope="row"),
-        tag("td", currency(*found[0]) if len(found) == 1 else "", class_="text") if has_currency else None,
+        tag("td", with_code(*found[0]) if len(found) == 1 else "", class_="text") if has_currency else None,
         *(
             tag(
                 "td",

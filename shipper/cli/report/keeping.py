@@ -1,0 +1,101 @@
+"""Keeps fetched reports in the history and tells what became of each: new, unchanged or restated."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from shipper.cli.report.output import iso
+from shipper.config import Settings
+
+if TYPE_CHECKING:
+    from shipper import wire
+    from shipper.report.changes import Change
+    from shipper.report.document import FetchedReport
+    from shipper.report.fetching import Part
+    from shipper.report.history import History, Version
+
+
+class Kept(NamedTuple):
+    """
+    What became of a report.
+
+    Attributes:
+        earlier: What the version before said, if this is a restatement.
+        changes: The documented fields that differ from it.
+    """
+
+    part: Part
+    version: Version
+    status: Literal["new", "unchanged", "restated"]
+    earlier: wire.DailyReport | None = None
+    changes: tuple[Change, ...] = ()
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[History]:
+    """
+    Open the history of the state directory.
+
+    Raises:
+        ConfigError: The directory cannot be made.
+        StateError: The history cannot be used.
+    """
+    from shipper.report.history import History
+
+    history = History(settings.state.directory)
+    try:
+        yield history
+    finally:
+        history.close()
+
+
+def keep(history: History, part: Part, fetched: FetchedReport) -> Kept:
+    """
+    Put a report into the history.
+
+    Raises:
+        StateError: It could not be kept.
+    """
+    from shipper.report.changes import diff
+
+    assert fetched.fetched_at is not None, "it came from the service"
+    added = history.add(part.account, *part.days, fetched.body, fetched.fetched_at)
+    status: Literal["new", "unchanged", "restated"] = "unchanged"
+    earlier = None
+    if added.is_new:
+        versions = history.versions(part.account, *part.days)
+        before = versions[: versions.index(added.version)]
+        status = "restated" if before else "new"
+        earlier = read(history, before[-1]).report if before else None
+    changes = tuple(diff(earlier, fetched.report)) if earlier else ()
+    return Kept(part, added.version, status, earlier, changes)
+
+
+def read(history: History, version: Version) -> FetchedReport:
+    """Read a version that is kept."""
+    from shipper.report.document import read_report
+
+    return read_report(history.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
+
+
+def in_words(kept: Kept) -> str:
+    """Say what became of a report."""
+    match kept.status:
+        case "new":
+            text = "new"
+        case "unchanged":
+            text = f"unchanged since {iso(kept.version.first_fetched_at)}"
+        case "restated":
+            words = ["shipper", "report", "diff", str(kept.part.account), *map(str, kept.part.days)]
+            text = f"restated, {differing(kept.changes)}; see: {shlex.join(words)}"
+    return f"{kept.part}: {text}"
+
+
+def differing(changes: tuple[Change, ...]) -> str:
+    """Count changes, of which there may be none that is documented."""
+    if not changes:
+        return "only fields that are not documented differ"
+    return f"{len(changes):,} fields differ" if len(changes) > 1 else "1 field differs"

@@ -1,0 +1,143 @@
+"""What the report commands are given: accounts and days, how to fetch, what to check."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+
+from shipper.errors import SourceError
+
+if TYPE_CHECKING:
+    from shipper.report.fetching import Part
+    from shipper.report.ranges import Split
+
+_ACCOUNT_MAX: Final = 2**63 - 1
+_CONCURRENCY_MAX: Final = 64
+_DAYS: Final = ["%Y-%m-%d"]
+
+WordsArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[ACCOUNT] START END",
+        show_default=False,
+        help="An affiliate account's number, and two days, YYYY-MM-DD, both included. Without ACCOUNT, the accounts "
+        "are those of --account and --accounts-file.",
+    ),
+]
+AccountArgument = Annotated[
+    int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The affiliate account's number.")
+]
+StartArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="START", help="The first day, YYYY-MM-DD.")]
+EndArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")]
+OptionalStartArgument = Annotated[
+    datetime | None, typer.Argument(formats=_DAYS, metavar="START", help="The first day, YYYY-MM-DD.")
+]
+OptionalEndArgument = Annotated[
+    datetime | None, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")
+]
+AccountsOption = Annotated[
+    list[str] | None, typer.Option("--account", metavar="N", help="A further account; may be given often.")
+]
+AccountsFileOption = Annotated[
+    str, typer.Option("--accounts-file", metavar="FILE", help="Further accounts, one a line; - for stdin.")
+]
+SplitOption = Annotated[
+    Literal["month", "day", "none"], typer.Option("--split", help="One report per month or day, or one of all days.")
+]
+ConcurrencyOption = Annotated[
+    int, typer.Option("--concurrency", min=1, max=_CONCURRENCY_MAX, metavar="N", help="Requests in flight at most.")
+]
+RequestRateOption = Annotated[
+    float, typer.Option("--rate", min=0, metavar="N", help="Requests per second at most; 0 = no limit.")
+]
+ChecksOption = Annotated[
+    bool, typer.Option("--checks", help="Tell also what the checks found to hold or could not tell.")
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 3 if a check finds anything wrong.")]
+ToleranceOption = Annotated[
+    str, typer.Option("--tolerance", metavar="AMOUNT", help="Up to here two amounts are the same, in the checks.")
+]
+
+
+def selected(words: Sequence[str], accounts: Sequence[str] | None, accounts_file: str, split: Split) -> list[Part]:
+    """
+    List the reports that a command line asks for.
+
+    Args:
+        words: `[ACCOUNT] START END`.
+    Raises:
+        typer.BadParameter: A word is none that belongs there, or no account is named.
+        SourceError: The file of accounts cannot be read, or holds something else.
+        ReportError: START is after END.
+    """
+    from shipper.report.fetching import parts_of
+
+    if not 2 <= len(words) <= 3:
+        raise typer.BadParameter(
+            "give ACCOUNT START END, such as 1001 2026-10-01 2026-10-31; or START END with --account or --accounts-file"
+        )
+    *first, start, end = words
+    days = _day(start, "START"), _day(end, "END")
+    wanted = [_account(word) for word in (*first, *(accounts or ()))]
+    if accounts_file:
+        wanted += _accounts_of(accounts_file)
+    if not wanted:
+        raise typer.BadParameter("name an account: ACCOUNT before the two days, --account or --accounts-file")
+    return parts_of(wanted, *days, split)
+
+
+def tolerance_of(text: str) -> Decimal:
+    """Read a value of `--tolerance`."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite() or amount < 0:
+        raise typer.BadParameter(f"{text!r} is no amount, such as 0.01", param_hint="--tolerance")
+    return amount
+
+
+def _day(word: str, name: str) -> date:
+    try:
+        return datetime.strptime(word, "%Y-%m-%d").date()
+    except ValueError:
+        raise typer.BadParameter(f"{word!r} is no day, such as 2026-10-31", param_hint=name) from None
+
+
+def _account(word: str) -> int:
+    number = _number(word)
+    if number is None:
+        raise typer.BadParameter(f"{word!r} is no account's number")
+    return number
+
+
+def _number(word: str) -> int | None:
+    """Read an account's number; None if it is none."""
+    is_number = re.fullmatch(r"[0-9]{1,19}", word) is not None and 1 <= int(word) <= _ACCOUNT_MAX
+    return int(word) if is_number else None
+
+
+def _accounts_of(file: str) -> list[int]:
+    """Read the numbers of a file; a line may be empty, or end with a comment behind `#`."""
+    try:
+        text = sys.stdin.read() if file == "-" and sys.stdin else Path(file).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{file}: cannot be read as a list of accounts ({error})") from None
+    numbers = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        word = line.partition("#")[0].strip()
+        if word:
+            account = _number(word)
+            if account is None:
+                raise SourceError(f"{file}:{number}: {word!r} is no account's number; write one a line")
+            numbers.append(account)
+    if not numbers:
+        raise SourceError(f"{file}: has no account's number; write one a line")
+    return numbers

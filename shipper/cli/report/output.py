@@ -1,0 +1,206 @@
+"""The forms in which reports are shown, and where they are written to."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import typer
+
+from shipper.cli.common import reader_may_leave
+from shipper.errors import ReportError
+
+if TYPE_CHECKING:
+    from shipper.report.document import FetchedReport
+    from shipper.report.rows import Fetched
+
+Form = Literal["table", "json", "ndjson", "csv", "parquet", "xlsx", "html"]
+_BINARY: Final = {"parquet", "xlsx"}
+_DELIMITER_NAMES: Final = {"tab": "\t", r"\t": "\t"}
+
+
+def iso(seconds: float | None) -> str:
+    """Write a time, UTC; empty if it is not known."""
+    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def checked_target(output: str, form: Form) -> Path | None:
+    """
+    Check where to write before anything is fetched.
+
+    Returns:
+        The file; None for stdout.
+    Raises:
+        typer.BadParameter: Nothing can be written there.
+    """
+    if output in {"", "-"}:
+        if form in _BINARY and (not output or sys.stdout.isatty()):
+            raise typer.BadParameter(f"{form} is not for a terminal; name a file", param_hint="--output")
+        return None
+    path = Path(output)
+    if path.is_dir():
+        raise typer.BadParameter(f"{output!r} is a directory; name a file", param_hint="--output")
+    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
+        raise typer.BadParameter(f"there is no directory {str(folder)!r}", param_hint="--output")
+    return path
+
+
+def checked_delimiter(delimiter: str | None, form: Form, *, has_bom: bool) -> str:
+    """
+    Check the options that are those of CSV alone.
+
+    Raises:
+        typer.BadParameter: They do not go with the form, or the delimiter is none.
+    """
+    from shipper.report.exports import DELIMITERS
+
+    if form != "csv" and (delimiter is not None or has_bom):
+        raise typer.BadParameter(f"--delimiter and --bom go with --format csv, not with {form}")
+    chosen = "," if delimiter is None else _DELIMITER_NAMES.get(delimiter, delimiter)
+    if chosen not in DELIMITERS:
+        raise typer.BadParameter(f"{delimiter!r} is none of: , ; tab |", param_hint="--delimiter")
+    return chosen
+
+
+class Piece(NamedTuple):
+    """
+    What is kept of a report until all are there.
+
+    Attributes:
+        data: Its part of the output, in forms that are put together of such.
+        fetched: The report itself, in the other forms.
+    """
+
+    data: bytes = b""
+    fetched: Fetched | None = None
+
+
+class Output(NamedTuple):
+    """
+    How reports are to be written.
+
+    Attributes:
+        target: A file; None = stdout.
+        is_one: One report was asked for, so that the document stands alone and not in an array.
+    """
+
+    form: Form
+    target: Path | None = None
+    delimiter: str = ","
+    has_bom: bool = False
+    is_one: bool = True
+
+    def piece(self, report: FetchedReport, *, is_restated: bool) -> Piece:
+        """Take of a report what its form needs."""
+        from shipper.report import exports
+        from shipper.report.rows import Fetched, source_table
+
+        fetched = Fetched(report.report, iso(report.fetched_at), is_restated)
+        match self.form:
+            case "json":
+                return Piece(report.body)
+            case "csv":
+                return Piece(exports.to_csv(source_table([fetched]), delimiter=self.delimiter, has_header=False))
+            case "ndjson":
+                return Piece(exports.to_ndjson(source_table([fetched])))
+        return Piece(fetched=fetched)
+
+    def joined(self, pieces: Sequence[Piece], findings: Sequence[str]) -> bytes:
+        """
+        Put the pieces together.
+
+        Args:
+            findings: For the page.
+        Raises:
+            ReportError: A figure does not fit.
+        """
+        from shipper.report import exports
+        from shipper.report.rows import account_table, source_table
+
+        data = [piece.data for piece in pieces]
+        fetched = [piece.fetched for piece in pieces if piece.fetched]
+        match self.form:
+            case "json":
+                return data[0] if self.is_one else b"[" + b",\n".join(data) + b"]\n"
+            case "csv":
+                header = exports.to_csv(source_table([]), delimiter=self.delimiter, has_bom=self.has_bom)
+                return b"".join([header, *data])
+            case "ndjson":
+                return b"".join(data)
+            case "table":
+                return _table(fetched, self.target)
+            case "html":
+                from shipper.report.page import render_page
+
+                return render_page(fetched, findings).encode()
+            case "parquet":
+                return exports.to_parquet(source_table(fetched))
+            case "xlsx":
+                created = datetime.fromtimestamp(time.time(), UTC)
+                return exports.to_xlsx([source_table(fetched), account_table(fetched)], created=created)
+
+
+def _table(fetched: Sequence[Fetched], target: Path | None) -> bytes:
+    from rich.console import Console
+
+    from shipper.report.table import render_tables
+
+    screen = Console()
+    text = io.StringIO()
+    has_colors = target is None and screen.is_terminal
+    render_tables(fetched, Console(file=text, width=screen.width, force_terminal=has_colors))
+    return text.getvalue().encode(screen.encoding if target is None else "utf-8", "replace")
+
+
+def write(data: bytes, target: Path | None) -> None:
+    """
+    Write to stdout, or the file as a whole: under its name stands the old one or the new one, never a part.
+
+    A link is followed. What is no file of a disk, such as a named pipe, is written into.
+
+    Raises:
+        ReportError: It cannot be written.
+    """
+    if target is None:
+        try:
+            with reader_may_leave():
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        except OSError as error:
+            # The interpreter flushes once more at its end: into nothing.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise ReportError(f"cannot write to standard output: {error.strerror}") from error
+    elif _is_special(target):
+        try:
+            with target.open("wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise ReportError(f"cannot write {str(target)!r}: {error.strerror}") from error
+    else:
+        from shipper.report.exports import write_whole
+
+        write_whole(Path(os.path.realpath(target)), data)
+
+
+def write_lines(lines: Iterable[str]) -> None:
+    """
+    Write lines to stdout, at once.
+
+    Raises:
+        ReportError: They cannot be written.
+    """
+    write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "replace"), None)
+
+
+def _is_special(path: Path) -> bool:
+    try:
+        return not stat.S_ISREG(path.stat().st_mode) or Path("/dev") in path.parents
+    except OSError:
+        return False

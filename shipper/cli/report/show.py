@@ -1,0 +1,134 @@
+"""`shipper report ACCOUNT START END`: the affiliate daily report, in several forms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
+from shipper.cli.report import checking
+from shipper.cli.report.gathering import gather, tell_failures
+from shipper.cli.report.options import (
+    AccountsFileOption,
+    AccountsOption,
+    ChecksOption,
+    ConcurrencyOption,
+    RequestRateOption,
+    SplitOption,
+    StrictOption,
+    ToleranceOption,
+    WordsArgument,
+    selected,
+    tolerance_of,
+)
+from shipper.cli.report.output import Form, Output, Piece, checked_delimiter, checked_target, write
+from shipper.config import Settings
+from shipper.errors import ShipperError
+
+if TYPE_CHECKING:
+    from shipper.report.document import FetchedReport
+    from shipper.report.fetching import Part
+    from shipper.report.history import History
+
+
+class _Shown(NamedTuple):
+    """What is kept of a report until it is shown."""
+
+    piece: Piece
+    checked: checking.Checked
+    unknown_fields: tuple[str, ...]
+
+
+def show(
+    words: WordsArgument,
+    accounts: AccountsOption = None,
+    accounts_file: AccountsFileOption = "",
+    split: SplitOption = "none",
+    form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
+    delimiter: Annotated[
+        str | None, typer.Option("--delimiter", metavar="CHARACTER", help="Of CSV: , ; tab or |.")
+    ] = None,
+    bom: Annotated[bool, typer.Option("--bom", help="Begin CSV with the mark by which Excel knows UTF-8.")] = False,
+    concurrency: ConcurrencyOption = 4,
+    rate: RequestRateOption = 0.0,
+    checks: ChecksOption = False,
+    strict: StrictOption = False,
+    tolerance: ToleranceOption = "0.01",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Fetch the affiliate daily report and show it.
+
+    Several accounts or periods are fetched at once. One that cannot be had is named on stderr and the others are shown;
+    the exit code is then 1. There, too, stands what the checks find.
+
+    Further commands, each with --help: `shipper report fetch` keeps every version, `history` lists them, `diff` shows
+    what was restated, `watch` waits for it.
+
+    Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
+    """
+    parts = selected(words, accounts, accounts_file, split)
+    amount = tolerance_of(tolerance)
+    separator = checked_delimiter(delimiter, form, has_bom=bom)
+    out = Output(form, checked_target(output, form), separator, bom, is_one=len(parts) == 1)
+    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    _check_installed(form)
+
+    with _history(settings, form) as history:
+
+        def use(part: Part, fetched: FetchedReport) -> _Shown:
+            piece = out.piece(fetched, is_restated=_is_restated(part, fetched, history))
+            return _Shown(piece, checking.check(part, fetched.report, amount), fetched.unknown_fields)
+
+        outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
+
+    found = [shown for _, shown in outcome.reports]
+    findings = checking.in_words([shown.checked for shown in found], amount, has_infos=checks)
+    if found:
+        write(out.joined([shown.piece for shown in found], [told.text for told in findings]), out.target)
+    checking.tell_unknown(shown.unknown_fields for shown in found)
+    calls = checking.tell(findings, is_full=checks)
+    if tell_failures(outcome):
+        raise typer.Exit(1)
+    raise typer.Exit(3 if strict and calls else 0)
+
+
+def _check_installed(form: Form) -> None:
+    from shipper.report.exports import check_installed
+
+    check_installed(form)
+
+
+@contextmanager
+def _history(settings: Settings, form: Form) -> Iterator[History | None]:
+    """Open the history if there is one and the form marks what was restated; one that is damaged is no obstacle."""
+    from shipper.report.history import History
+    from shipper.report.history_file import FILE_NAME
+
+    history = None
+    if form in {"table", "html", "xlsx"} and os.path.exists(settings.state.directory / FILE_NAME):
+        try:
+            history = History(settings.state.directory)
+        except ShipperError as error:
+            say(f"note: what was restated is not marked: {error}")
+    try:
+        yield history
+    finally:
+        if history is not None:
+            history.close()
+
+
+def _is_restated(part: Part, fetched: FetchedReport, history: History | None) -> bool:
+    """Tell whether a report says something else than the first one that was kept."""
+    from shipper.report.content import content_hash
+
+    versions = history.versions(part.account, *part.days) if history else []
+    return bool(versions) and content_hash(fetched.body) != versions[0].content_hash

@@ -1,0 +1,239 @@
+"""`shipper report fetch`, `history` and `diff`: every version of a report is kept, so that a restatement is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import groupby, pairwise
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    prepare,
+    run_async,
+    say,
+)
+from shipper.cli.report import checking
+from shipper.cli.report.gathering import gather, tell_failures
+from shipper.cli.report.keeping import differing, in_words, keep, opened, read
+from shipper.cli.report.options import (
+    AccountArgument,
+    AccountsFileOption,
+    AccountsOption,
+    ChecksOption,
+    ConcurrencyOption,
+    EndArgument,
+    OptionalEndArgument,
+    OptionalStartArgument,
+    RequestRateOption,
+    SplitOption,
+    StartArgument,
+    StrictOption,
+    ToleranceOption,
+    WordsArgument,
+    selected,
+    tolerance_of,
+)
+from shipper.cli.report.output import iso, write_lines
+from shipper.errors import ReportError
+
+if TYPE_CHECKING:
+    from shipper.report.changes import Change
+    from shipper.report.document import FetchedReport
+    from shipper.report.fetching import Part
+    from shipper.report.history import History, Version
+
+_ARROW = "\N{RIGHTWARDS ARROW}"
+
+
+class _Fetched(NamedTuple):
+    """What is kept of a report until all are there: what became of it, in words, and what is told of it."""
+
+    text: str
+    checked: checking.Checked
+    unknown_fields: tuple[str, ...]
+
+
+def fetch(
+    words: WordsArgument,
+    accounts: AccountsOption = None,
+    accounts_file: AccountsFileOption = "",
+    split: SplitOption = "none",
+    concurrency: ConcurrencyOption = 4,
+    rate: RequestRateOption = 0.0,
+    checks: ChecksOption = False,
+    strict: StrictOption = False,
+    tolerance: ToleranceOption = "0.01",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Fetch reports and keep every version of them in the state directory; tell which are new, unchanged or restated.
+
+    Works while a shipper runs.
+
+    Example: shipper report fetch 1001 2026-10-01 2026-12-31 --split month
+    """
+    parts = selected(words, accounts, accounts_file, split)
+    amount = tolerance_of(tolerance)
+    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    with opened(settings) as history:
+
+        def use(part: Part, fetched: FetchedReport) -> _Fetched:
+            kept = keep(history, part, fetched)
+            checked = checking.check(part, fetched.report, amount, earlier=kept.earlier)
+            return _Fetched(in_words(kept), checked, fetched.unknown_fields)
+
+        outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
+    found = [fetched for _, fetched in outcome.reports]
+    write_lines(fetched.text for fetched in found)
+    checking.tell_unknown(fetched.unknown_fields for fetched in found)
+    findings = checking.in_words([fetched.checked for fetched in found], amount, has_infos=checks)
+    calls = checking.tell(findings, is_full=checks)
+    if tell_failures(outcome):
+        raise typer.Exit(1)
+    raise typer.Exit(3 if strict and calls else 0)
+
+
+def history(
+    account: AccountArgument,
+    start: OptionalStartArgument = None,
+    end: OptionalEndArgument = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    List the versions that are kept of an account's reports: of all, or of those within START and END.
+
+    Example: shipper report history 1001
+    """
+    if (start is None) != (end is None):
+        raise typer.BadParameter("give START and END, or neither")
+    settings = prepare(config, overrides, log_level, log_format)
+    with opened(settings) as kept:
+        versions = _versions(kept, account, start, end)
+    if versions:
+        write_lines([_table(versions)])
+    else:
+        say(f"no report of account {account} is kept; keep some with: shipper report fetch")
+
+
+def diff(
+    account: AccountArgument,
+    start: StartArgument,
+    end: EndArgument,
+    numbers: Annotated[
+        tuple[int, int] | None,
+        typer.Option("--versions", metavar="A B", help="Which two, as `history` numbers them; else the latest two."),
+    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Show which fields were restated, old and new, in the reports that are kept of the periods within START and END.
+
+    Example: shipper report diff 1001 2026-10-01 2026-10-31
+    """
+    settings = prepare(config, overrides, log_level, log_format)
+    with opened(settings) as kept:
+        versions = _versions(kept, account, start, end)
+        if not versions:
+            raise ReportError(
+                f"no report of account {account} within {start:%Y-%m-%d} and {end:%Y-%m-%d} is kept; "
+                f"there are: shipper report history {account}"
+            )
+        pairs = [_chosen(versions, *numbers)] if numbers else _latest_pairs(versions)
+        write_lines(_difference(kept, old, new) for old, new in pairs)
+    if not pairs:
+        say("nothing was restated")
+
+
+def _versions(history: History, account: int, start: datetime | None, end: datetime | None) -> list[Version]:
+    return history.within(account, start.date() if start else date.min, end.date() if end else date.max)
+
+
+def _chosen(versions: Sequence[Version], *numbers: int) -> tuple[Version, Version]:
+    """
+    Raises:
+        typer.BadParameter: A number is that of no version, or they are of two periods.
+    """
+    known = {version.number: version for version in versions}
+    for number in numbers:
+        if number not in known:
+            raise typer.BadParameter(
+                f"there is no version {number} of these; there are: {', '.join(map(str, known))}",
+                param_hint="--versions",
+            )
+    old, new = (known[number] for number in numbers)
+    if (old.start, old.end) != (new.start, new.end):
+        raise typer.BadParameter(
+            f"version {old.number} is of {old.days}, version {new.number} of {new.days}", param_hint="--versions"
+        )
+    return old, new
+
+
+def _latest_pairs(versions: Sequence[Version]) -> list[tuple[Version, Version]]:
+    periods = [list(found) for _, found in groupby(versions, key=lambda version: (version.start, version.end))]
+    return [pair for found in periods for pair in list(pairwise(found))[-1:]]
+
+
+def _difference(history: History, old: Version, new: Version) -> str:
+    from shipper.report.changes import diff
+    from shipper.report.wording import clean
+
+    changes = diff(read(history, old).report, read(history, new).report)
+    title = (
+        f"account {new.account}, {new.days}: version {old.number} of {iso(old.first_fetched_at)} {_ARROW} "
+        f"version {new.number} of {iso(new.first_fetched_at)}, {differing(tuple(changes))}"
+    )
+    return "\n".join([title, *(f"  {clean(_in_words(change))}" for change in changes)])
+
+
+def _in_words(change: Change) -> str:
+    old, new = change.old, change.new
+    by = ""
+    if isinstance(old, Decimal) and isinstance(new, Decimal):
+        from shipper.report.metrics import difference
+
+        by = f" ({difference(new, old):+f})"
+    return f"{change.path}: {_value(old)} {_ARROW} {_value(new)}{by}"
+
+
+def _value(value: object) -> str:
+    from shipper import wire
+
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, wire.Brand | wire.MarketingSource):
+        return value.name or "there"
+    return "missing" if value is None else str(value)
+
+
+def _table(versions: Sequence[Version]) -> str:
+    """Lay out columns; the last one is as long as it is."""
+    from shipper.report.wording import clean
+
+    rows: list[tuple[str, ...]] = [("version", "period", "first fetched", "last fetched", "times", "state", "checksum")]
+    before: Version | None = None
+    for each in versions:
+        is_restated = before is not None and (before.start, before.end) == (each.start, each.end)
+        times = iso(each.first_fetched_at), iso(each.last_fetched_at), str(each.fetches)
+        status = "restated" if is_restated else "first"
+        rows.append((str(each.number), str(each.days), *times, status, clean(each.check_sum)))
+        before = each
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )

@@ -1,0 +1,115 @@
+"""Asks for reports again and again, keeps them, and runs a command for each that was restated."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+from collections.abc import AsyncIterable, Sequence
+from random import Random
+from typing import Final
+
+import anyio
+
+from shipper.cli.common import say
+from shipper.cli.report.gathering import tell_failures
+from shipper.cli.report.keeping import Kept, in_words, keep
+from shipper.cli.report.output import write_lines
+from shipper.report.client import ReportClient
+from shipper.report.document import FetchedReport
+from shipper.report.fetching import Part, fetch_parts
+from shipper.report.history import History
+
+_JITTER: Final = 0.1  # of the interval, up and down: watchers that were started together drift apart
+_TELL_S: Final = 5.0  # after a signal, for the commands that are still to be run
+_HOOK_ENDS_S: Final = 1.0
+
+
+class Watcher:
+    """
+    Asks for all parts, and once more after a while.
+
+    What was restated is told even if a signal comes first: it is kept by then, so the next look would not find it new.
+    """
+
+    def __init__(
+        self, client: ReportClient, history: History, parts: Sequence[Part], hook: Sequence[str], concurrency: int
+    ) -> None:
+        self._client = client
+        self._history = history
+        self._parts = parts
+        self._hook = hook
+        self._concurrency = concurrency
+        self._looking = anyio.CancelScope()
+        self._telling = anyio.CancelScope(shield=True)
+        self._tell_until = math.inf
+
+    async def run(self, interval_s: float) -> int:
+        """Watch until a signal comes; returns the exit code."""
+        rng = Random()
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._stop_at_signal, signals)
+                with self._looking:
+                    while True:
+                        await self.look(is_quiet=True)
+                        await anyio.sleep(interval_s * rng.uniform(1 - _JITTER, 1 + _JITTER))
+                group.cancel_scope.cancel()
+        return 0
+
+    async def _stop_at_signal(self, signals: AsyncIterable[signal.Signals]) -> None:
+        async for _ in signals:
+            self._tell_until = self._telling.deadline = anyio.current_time() + _TELL_S
+            self._looking.cancel()
+
+    async def look(self, *, is_quiet: bool = False) -> int:
+        """
+        Ask for all parts once.
+
+        Args:
+            is_quiet: Leave out those that are unchanged.
+        Returns:
+            The exit code if that was all.
+        """
+        found: list[Kept] = []
+
+        def use(part: Part, fetched: FetchedReport) -> None:
+            found.append(keep(self._history, part, fetched))
+
+        try:
+            outcome = await fetch_parts(self._client, self._parts, concurrency=self._concurrency, use=use)
+        finally:
+            found.sort(key=lambda kept: self._parts.index(kept.part))
+            await self._tell([kept for kept in found if not is_quiet or kept.status != "unchanged"])
+        if tell_failures(outcome):
+            return 1
+        return 3 if any(kept.status == "restated" for kept in found) else 0
+
+    async def _tell(self, found: Sequence[Kept]) -> None:
+        write_lines(map(in_words, found))
+        with anyio.CancelScope(shield=True, deadline=self._tell_until) as self._telling:
+            for kept in found:
+                if kept.status == "restated" and self._hook:
+                    await self._run_hook(kept.part)
+
+    async def _run_hook(self, part: Part) -> None:
+        start, end = map(str, part.days)
+        names = {"REPORT_ACCOUNT": str(part.account), "REPORT_START": start, "REPORT_END": end}
+        try:
+            process = await anyio.open_process(
+                self._hook, stdin=subprocess.DEVNULL, stdout=None, stderr=None, env=os.environ | names
+            )
+        except OSError as error:
+            say(f"shipper: {self._hook[0]} cannot be run: {error.strerror}")
+            return
+        try:
+            code = await process.wait()
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                with anyio.move_on_after(_HOOK_ENDS_S, shield=True):
+                    await process.wait()
+            await process.aclose()  # which kills it if it is still there
+        if code:
+            say(f"shipper: {self._hook[0]} ended with {code} for {part}")

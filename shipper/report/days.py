@@ -1,0 +1,93 @@
+"""The days of a time zone, put together of the ledger's hours, which are those of UTC."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from shipper.errors import ConfigError
+
+_HOUR: Final = timedelta(hours=1)
+_KEPT: Final = 65_536  # hours of seven years
+OFFSETS: Final = range(-12, 15)  # hours ahead of UTC that are in use somewhere
+
+
+class Days:
+    """
+    Tells which day an hour lies in.
+
+    Args:
+        name: For messages and readers.
+    """
+
+    def __init__(self, zone: tzinfo = UTC, name: str = "UTC") -> None:
+        self.name = name
+        self._zone = zone
+        self.day_of = lru_cache(_KEPT)(self._day_of)
+
+    def __repr__(self) -> str:
+        return f"<Days of {self.name}>"
+
+    def _day_of(self, hour: str) -> str:
+        """
+        Tell the day, `YYYY-MM-DD`, of an hour of UTC, `YYYY-MM-DDThh`.
+
+        An hour that no calendar has, as a relaxed rule lets it pass, is of the day that it names.
+
+        Raises:
+            ConfigError: The zone is then no whole number of hours apart from UTC.
+        """
+        local = self._local(hour)
+        return hour[:10] if local is None else local.date().isoformat()
+
+    def hour_of(self, hour: str) -> str:
+        """Write an hour of UTC as one of the zone, with its offset; raises as `day_of` does."""
+        local = self._local(hour)
+        return hour if local is None else local.isoformat(timespec="hours").replace("+00:00", "Z")
+
+    def _local(self, hour: str) -> datetime | None:
+        try:
+            instant = datetime.fromisoformat(f"{hour}:00:00+00:00")
+            local = instant.astimezone(self._zone)
+        except (ValueError, OverflowError):
+            return None
+        offset = local.utcoffset()
+        if offset is None or offset % _HOUR:
+            raise ConfigError(
+                f"{self.name} is {_in_words(offset or timedelta())} UTC at {hour}:00Z, no whole number of hours; "
+                "the ledger keeps its counts by whole hours of UTC, so the days of that zone cannot be put together. "
+                "Name a zone that is whole hours apart, such as Europe/Malta or Etc/GMT-5",
+                source="--timezone",
+            )
+        return local
+
+
+def days_of_zone(name: str) -> Days:
+    """
+    Read the name of a time zone.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    try:
+        return Days(ZoneInfo(name), name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", source="--timezone") from None
+
+
+def days_of_offset(hours: int) -> Days:
+    """Make the days of a place that is whole hours apart from UTC, all year round."""
+    return Days(timezone(timedelta(hours=hours)), f"UTC{hours:+}" if hours else "UTC")
+
+
+def zone_of_offset(hours: int) -> str:
+    """Name the zone that `--timezone` takes for an offset; in those names the sign is the other way round."""
+    return f"Etc/GMT{-hours:+}" if hours else "UTC"
+
+
+def _in_words(offset: timedelta) -> str:
+    minutes, seconds = divmod(int(abs(offset).total_seconds()), 60)
+    written = f"{minutes // 60} h {minutes % 60} min" + (f" {seconds} s" if seconds else "")
+    return f"{written} {'behind' if offset < timedelta() else 'ahead of'}"

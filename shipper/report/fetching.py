@@ -1,0 +1,114 @@
+"""
+Many reports at once, of several accounts and periods: one that cannot be had is named, and the others are there.
+
+    parts = parts_of([1001, 1002], date(2026, 10, 1), date(2026, 12, 31), "month")
+    async with ReportClient(…, concurrency=8) as client:
+        outcome = await fetch_parts(client, parts, concurrency=8, use=lambda part, fetched: fetched.report)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import anyio
+
+from shipper.errors import ReportError
+from shipper.report.client import NoServiceError
+from shipper.report.document import FetchedReport
+from shipper.report.ranges import DateRange, Split, split_range
+
+T = TypeVar("T")
+
+
+class Part(NamedTuple):
+    """One report of those that are wanted."""
+
+    account: int
+    days: DateRange
+
+    def __str__(self) -> str:
+        return f"account {self.account}, {self.days}"
+
+
+class Fetcher(Protocol):
+    """What fetches one report, such as a `ReportClient`."""
+
+    async def fetch(self, account_id: int, start: date, end: date) -> FetchedReport: ...
+
+
+class Outcome(NamedTuple, Generic[T]):
+    """
+    What became of the parts; each is in one of the three.
+
+    Attributes:
+        reports: What was made of each report, in the order of the parts.
+        failed: Why there is none, in the order of the parts; the error names the part.
+        left_out: They were not asked for, as the service lets nobody in or is away; a failure says how.
+    """
+
+    reports: list[tuple[Part, T]]
+    failed: list[tuple[Part, ReportError]]
+    left_out: list[Part]
+
+
+def parts_of(accounts: Iterable[int], start: date, end: date, split: Split = "none") -> list[Part]:
+    """
+    List the reports to fetch: account by account, the periods of each ascending.
+
+    Args:
+        accounts: One that is there twice counts once.
+        start: First day.
+        end: Last day, included.
+        split: Where a range is cut.
+    Raises:
+        ReportError: `start` is after `end`.
+    """
+    days = split_range(start, end, split)
+    return [Part(account, each) for account in dict.fromkeys(accounts) for each in days]
+
+
+async def fetch_parts(
+    client: Fetcher,
+    parts: Sequence[Part],
+    *,
+    concurrency: int,
+    use: Callable[[Part, FetchedReport], T],
+    on_done: Callable[[], None] = lambda: None,
+) -> Outcome[T]:
+    """
+    Fetch all parts, so many at a time.
+
+    Args:
+        client: Each failure of its own is a `ReportError`; after a `NoServiceError` no further part is begun.
+        use: Called with each report as soon as it is there, not in the order of the parts; what it returns is kept,
+            the report by itself is not.
+        on_done: Called after each part, failed ones included.
+    """
+    waiting = iter(enumerate(parts))  # shared, so that each part goes to the fetch that is free
+    reports: dict[int, tuple[Part, T]] = {}
+    failed: dict[int, tuple[Part, ReportError]] = {}
+    has_service = True
+
+    async def work() -> None:
+        nonlocal has_service
+        for index, part in waiting:
+            try:
+                reports[index] = part, use(part, await client.fetch(part.account, *part.days))
+            except ReportError as error:
+                failed[index] = part, error
+                has_service = has_service and not isinstance(error, NoServiceError)
+            on_done()
+            if not has_service:
+                return
+
+    async with anyio.create_task_group() as group:
+        for _ in range(min(concurrency, len(parts))):
+            group.start_soon(work)
+    left_out = [part for index, part in enumerate(parts) if index not in reports and index not in failed]
+    return Outcome(_in_order(reports), _in_order(failed), left_out)
+
+
+def _in_order(found: dict[int, T]) -> list[T]:
+    return [found[index] for index in sorted(found)]

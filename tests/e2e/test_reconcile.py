@@ -1,0 +1,362 @@
+"""The ledger and the report, from the records to the verdict: what is lost on the way is found, and named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sqlite3
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from shipper.sandbox.options import Profile, Rejection
+from shipper.sandbox.samples import sample_lines
+from shipper.state.ledger import read_ledger
+from tests.conftest import SEED
+from tests.e2e.driver import Result, Service, Shipper, changed, event_ids, sandbox
+from tests.e2e.fake_service import FakeService
+
+OCTOBER = ("2025-10-01", "2025-10-31")
+EVENTS = 3_000
+_PAGE = 10_000
+
+Key = tuple[str, int, str, str]
+
+
+def place(line: bytes) -> Key:
+    """Where the ledger counts an event, worked out anew."""
+    event = json.loads(line)
+    return event["Timestamp"][:13], event["BrandID"], event["AffiliateID"], event["BTag"].split("_")[0]
+
+
+def places(lines: Iterable[bytes]) -> Counter[Key]:
+    return Counter(map(place, lines))
+
+
+@pytest.fixture(scope="module")
+def october() -> list[bytes]:
+    return list(sample_lines(EVENTS, seed=SEED, end=datetime(2025, 11, 1, tzinfo=UTC), days=31))
+
+
+def with_report(shipper: Shipper, service: Service) -> None:
+    """Let the report be that of this service, wherever events go."""
+    shipper.config.write_text(
+        f'{shipper.config.read_text()}[report]\nbase_url = "{service.target.base_url}"\n'
+        f'subscription_key = "{service.target.subscription_key}"\ntoken = "{service.target.token}"\n'
+    )
+
+
+@pytest.fixture
+def reporting(shipper: Shipper, service: Service) -> Shipper:
+    with_report(shipper, service)
+    return shipper
+
+
+def ship(shipper: Shipper, lines: Iterable[bytes], **options: Any) -> Result:
+    return shipper.pipe(b"".join(lines), **options)
+
+
+def reconcile(shipper: Shipper, *options: str, days: tuple[str, str] = OCTOBER, account: int = 1001) -> Result:
+    return shipper.run("reconcile", str(account), *days, *options)
+
+
+def compared(shipper: Shipper, *options: str, **where: Any) -> tuple[int, dict[str, Any]]:
+    """The exit code, and the document."""
+    result = reconcile(shipper, "--format", "json", *options, **where)
+    assert result.returncode in {0, 3}, result.stderr
+    return result.returncode, json.loads(result.stdout)
+
+
+def differing(document: dict[str, Any]) -> dict[tuple[str, int, int], dict[str, Any]]:
+    return {
+        (row["period_start"], row["brand_id"], row["source_id"]): row for row in document["rows"] if row["difference"]
+    }
+
+
+def ledger(shipper: Shipper) -> Counter[Key]:
+    return Counter(
+        {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in read_ledger(shipper.state)}
+    )
+
+
+def stored(service: Service) -> Counter[Key]:
+    """What the service holds, by where the ledger counts it; each event once."""
+    found: Counter[Key] = Counter()
+    after: int | None = 0
+    while after is not None:
+        query = {"limit": _PAGE, "after": after}
+        page = httpx.get(f"{service.target.base_url}/_sandbox/events", params=query, trust_env=False).json()
+        found.update(place(event["raw"]) for event in page["events"])
+        after = page["next"]
+    return found
+
+
+# The ledger is right
+
+
+def test_the_ledger_has_what_the_service_holds_and_nothing_else(shipper: Shipper, october: list[bytes]):
+    """Refused here, refused by name in a 202, and repeated: none of it is accepted."""
+    with sandbox(profile=Profile.STRICT, rejection=Rejection.PARTIAL) as service:
+        shipper.target = service.target
+        refused_here = [changed(line, IP="nowhere") for line in october[:5]]
+        refused_there = [changed(line, ConsumerCountry="ZZ") for line in october[5:12]]
+        result = ship(shipper, [*refused_here, *refused_there, *october[12:], *october[12:20], b"broken\n"])
+        assert result.counts() == (EVENTS + 9, EVENTS - 12, 13, 8, 0)
+        assert ledger(shipper) == stored(service) == places(october[12:])
+    found = read_ledger(shipper.state)
+    repeated = places(october[12:20])
+    assert {
+        (row.hour, row.brand_id, row.affiliate_id, row.media): row.duplicates for row in found if row.duplicates
+    } == (repeated)
+    shown = json.loads(shipper.run("ledger", "--format", "json").stdout)
+    assert shown["totals"] == {
+        "accepted": EVENTS - 12,
+        "duplicates": 8,
+        "dead_letters": 12,
+        "unattributed_dead_letters": 1,
+    }
+
+
+def test_a_batch_that_is_taken_apart_counts_only_what_was_accepted(shipper: Shipper, october: list[bytes]):
+    with sandbox(profile=Profile.STRICT, rejection=Rejection.WHOLE) as service:
+        shipper.target = service.target
+        bad = {40, 41, 300, 700}
+        lines = [changed(line, ConsumerCountry="ZZ") if at in bad else line for at, line in enumerate(october[:800])]
+        assert ship(shipper, lines).counts() == (800, 796, 4, 0, 0)
+        assert max(request["status"] for request in service.requests(operation="intake")) == 400
+        assert ledger(shipper) == stored(service) == places(o for at, o in enumerate(october[:800]) if at not in bad)
+
+
+def test_a_replay_counts_what_is_accepted_then(shipper: Shipper, service: Service, october: list[bytes]):
+    refused = ship(shipper, october[:50], settings={"records.allowed_statuses": '["None such"]'})
+    assert refused.counts() == (50, 0, 50, 0, 0)
+    assert not ledger(shipper)
+    before = json.loads(shipper.run("ledger", "--format", "json").stdout)
+    assert (before["totals"]["accepted"], before["totals"]["dead_letters"]) == (0, 50)
+    replayed = shipper.run("dead-letters", "replay", "--summary", "json")
+    assert replayed.counts() == (50, 50, 0, 0, 0)
+    assert ledger(shipper) == stored(service) == places(october[:50])
+    after = json.loads(shipper.run("ledger", "--format", "json").stdout)
+    assert (after["totals"]["accepted"], after["totals"]["dead_letters"]) == (50, 0)
+
+
+def test_a_shipper_that_was_killed_counts_nothing_twice(shipper: Shipper, service: Service, october: list[bytes]):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(october))
+    settings = {"batch.max_events": 50, "state.commit_interval_seconds": 0.3, "delivery.concurrency": 2}
+    for kills in range(1, 4):
+        running = shipper.start("backfill", file, "--rate", "2000", settings=settings)
+        part = kills * EVENTS // 5
+
+        def is_ahead(enough: int = part) -> bool:
+            return enough <= shipper.read_state().accepted < service.stored
+
+        # Killed when the service has more than the checkpoint: those are sent again.
+        running.wait_until(is_ahead, "the service to be ahead")
+        running.kill()
+        assert sum(ledger(shipper).values()) == shipper.read_state().accepted < EVENTS
+    assert shipper.backfill(file).returncode == 0
+    assert max(service.times_received().values()) > 1, "nothing was sent twice, so nothing was tried"
+    assert ledger(shipper) == stored(service) == places(october)
+
+
+# The command `ledger`
+
+
+def test_ledger_puts_days_of_a_zone_together(shipper: Shipper, service: Service, october: list[bytes]):
+    assert ship(shipper, october).returncode == 0
+    result = shipper.run("ledger", *OCTOBER, "--timezone", "Etc/GMT-2", "--format", "csv")
+    found: Counter[tuple[str, str, str, str]] = Counter()
+    for row in csv.DictReader(io.StringIO(result.stdout)):
+        found[row["day"], row["brand_id"], row["affiliate_id"], row["media"]] += int(row["accepted"])
+    expected: Counter[tuple[str, str, str, str]] = Counter()
+    for (hour, brand, affiliate, media), count in places(october).items():
+        day = (datetime.fromisoformat(f"{hour}:00") + timedelta(hours=2)).date().isoformat()
+        if OCTOBER[0] <= day <= OCTOBER[1]:
+            expected[day, str(brand), affiliate, media] += count
+    assert found == expected
+    assert 0 < sum(expected.values()) < EVENTS
+    by_hour = shipper.run("ledger", *OCTOBER, "--by", "hour", "--format", "ndjson").stdout.splitlines()
+    assert sum(json.loads(line)["accepted"] for line in by_hour) == EVENTS
+    table = shipper.run("ledger", *OCTOBER).stdout
+    assert f"{EVENTS:,}" in table.splitlines()[-3]
+
+
+def test_ledger_says_what_it_cannot_do(shipper: Shipper, service: Service, october: list[bytes]):
+    assert "nothing is in the ledger" in shipper.run("ledger").stdout
+    assert ship(shipper, october[:10]).returncode == 0
+    for arguments, words in {
+        ("--timezone", "Asia/Kolkata"): "keeps its counts by whole hours of UTC",
+        ("--timezone", "Mars/Olympus"): "no time zone known here",
+        ("2025-10-01",): "both START and END",
+        ("2025-10-02", "2025-10-01"): "is after END",
+    }.items():
+        result = shipper.run("ledger", *arguments)
+        assert (result.returncode, result.stdout) == (2, ""), arguments
+        assert words in result.stderr
+
+
+def test_ledger_works_beside_a_shipper_that_runs(shipper: Shipper, service: Service, october: list[bytes]):
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE)
+    running.stdin.write(b"".join(october[:100]))
+    running.stdin.flush()
+    running.wait_until(lambda: shipper.read_state().accepted == 100, "a checkpoint")
+    shown = shipper.run("ledger", "--format", "json", check=False)
+    assert json.loads(shown.stdout)["totals"]["accepted"] == 100
+    running.stdin.close()
+    assert running.finish().returncode == 0
+
+
+# The command `reconcile`
+
+
+@pytest.mark.parametrize("split", ["day", "month", "none"])
+def test_a_month_agrees_with_its_report(reporting: Shipper, service: Service, october: list[bytes], split: str):
+    assert ship(reporting, october).returncode == 0
+    code, found = compared(reporting, "--split", split)
+    assert (code, found["is_explained"], differing(found)) == (0, True, {})
+    assert found["totals"]["accepted"] == found["totals"]["reported"] == EVENTS
+    assert {(row["brand_id"], row["source_id"]) for row in found["rows"]} == {key[1:] for key in by_day(october)}
+    assert reconcile(reporting, "--split", split).stdout.rstrip().endswith("The report and the ledger agree.")
+
+
+def by_day(lines: Iterable[bytes]) -> Counter[tuple[str, int, int]]:
+    return Counter((hour[:10], brand, int(media)) for hour, brand, _, media in map(place, lines))
+
+
+def test_seven_events_that_the_service_lost_are_named(reporting: Shipper, service: Service, october: list[bytes]):
+    lost, others = october[1000:1007], [*october[:1000], *october[1007:]]
+    assert ship(reporting, others).returncode == 0
+    service.set_faults({"effect": "status", "status": 202})
+    try:
+        assert ship(reporting, lost).counts() == (7, 7, 0, 0, 0)
+    finally:
+        service.set_faults()
+    assert service.stored == EVENTS - 7
+
+    code, found = compared(reporting)
+    assert (code, found["is_explained"]) == (3, False)
+    assert found["totals"]["missing"] == 7
+    assert {key: -row["unexplained"] for key, row in differing(found).items()} == by_day(lost)
+    table = reconcile(reporting)
+    assert table.returncode == 3
+    assert "7 accepted records are missing from the report" in table.stdout
+    page = reporting.folder / "october.html"
+    result = reconcile(reporting, "--format", "html", "--output", str(page))
+    assert (result.returncode, result.stdout) == (3, "")
+    assert "7 accepted records are missing" in page.read_text()
+    assert "Traceback" not in result.stderr
+
+
+def test_a_restated_day_is_named_as_restated(reporting: Shipper, service: Service, october: list[bytes]):
+    assert ship(reporting, october).returncode == 0
+    assert compared(reporting)[0] == 0
+    day = {"start": "2025-10-09", "end": "2025-10-09"}
+    httpx.post(f"{service.target.base_url}/_sandbox/restatements", json=day, trust_env=False).raise_for_status()
+    code, found = compared(reporting)
+    assert (code, found["is_explained"]) == (0, True)
+    rows = differing(found)
+    assert rows.keys() == {key for key in by_day(october) if key[0] == "2025-10-09"}
+    for row in rows.values():
+        assert row["explanation"].startswith(f"restated: the report said {row['accepted']} before")
+        assert (row["result"], row["adjustment"], row["status"]) == (row["accepted"], -1, "explained")
+    assert found["verdict"] == "All differences are explained."
+
+
+def test_a_report_in_days_of_another_zone_is_found(
+    reporting: Shipper, service: Service, fake: FakeService, october: list[bytes], tmp_path: Path
+):
+    """The platform counts by its own clock: it gets the same events with that clock's time."""
+    reporting.target = fake.target
+    assert ship(reporting, october).returncode == 0
+
+    def by_its_clock(line: bytes) -> bytes:
+        moment = datetime.fromisoformat(json.loads(line)["Timestamp"]) + timedelta(hours=2)
+        return changed(line, Timestamp=moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+    with Shipper(tmp_path / "platform", service.target) as platform:
+        assert ship(platform, map(by_its_clock, october)).returncode == 0
+    code, found = compared(reporting)
+    assert found["day_boundary"] == {"fitting_utc_offsets_hours": [2], "explains": True}
+    assert len(differing(found)) > 10
+    assert (code, "UTC+2 (--timezone Etc/GMT-2) all differences vanish" in found["verdict"]) == (0, True)
+    code, found = compared(reporting, "--timezone", "Etc/GMT-2")
+    assert (code, differing(found)) == (0, {})
+
+
+def test_yesterday_is_provisional(reporting: Shipper, service: Service, fake: FakeService, october: list[bytes]):
+    now = datetime.now(UTC)
+    yesterday = (now - timedelta(days=1)).date().isoformat()
+    reporting.target = fake.target
+    assert (
+        ship(reporting, [changed(october[0], Timestamp=f"{yesterday}T00:00:00Z", AffiliateID="1001")]).returncode == 0
+    )
+    code, found = compared(reporting, days=(yesterday, yesterday))
+    assert (code, [row["status"] for row in found["rows"]]) == (0, ["provisional"])
+    assert "may not be settled yet" in found["verdict"]
+    assert compared(reporting, "--settle-days", "0", days=(yesterday, yesterday))[0] == 3
+
+
+def test_records_of_others_are_counted_apart(
+    reporting: Shipper, service: Service, fake: FakeService, october: list[bytes]
+):
+    assert ship(reporting, october[:100]).returncode == 0
+    reporting.target = fake.target
+    others = [changed(line, BTag=f"777_{'0' * 32}", AffiliateID="") for line in october[100:103]]
+    assert ship(reporting, others).returncode == 0
+    code, found = compared(reporting)
+    assert (code, found["not_in_this_report"]) == (0, {"accepted": 3})
+    _, found = compared(reporting, "--all")
+    assert sum(row["accepted"] for row in found["not_in_this_report"]["rows"]) == 3
+    assert "not in this account's report" in reconcile(reporting, "--all", "--format", "csv").stdout
+    assert "3 accepted records are not in this account's report" in " ".join(reconcile(reporting).stdout.split())
+
+
+def test_notes_tell_what_is_pending_and_what_came_before_the_ledger(
+    reporting: Shipper, service: Service, october: list[bytes]
+):
+    assert reconcile(reporting).stdout.count("no ledger in the state directory") == 1
+    assert ship(reporting, october[:100]).returncode == 0
+    with sqlite3.connect(reporting.state / "state.db") as db:  # as if an earlier version had accepted them
+        db.executescript("DROP TABLE ledger; PRAGMA user_version = 3")
+    db.close()
+    assert ship(reporting, october[100:200]).returncode == 0
+    code, found = compared(reporting)
+    assert (code, found["totals"]["surplus"]) == (3, 100)
+    assert any(note.startswith("100 records were accepted before there was a ledger") for note in found["notes"])
+
+
+def test_without_a_report_there_is_nothing_to_compare(reporting: Shipper, service: Service, october: list[bytes]):
+    assert ship(reporting, october[:10]).returncode == 0
+    service.set_faults({"effect": "status", "status": 404, "operation": "report"})
+    try:
+        result = reconcile(reporting, days=("2025-10-01", "2025-10-02"))
+        assert (result.returncode, result.stdout) == (1, "")
+        assert "there is no such report" in result.stderr
+        service.set_faults({"effect": "status", "status": 404, "operation": "report", "times": 1})
+        result = reconcile(reporting, days=("2025-10-01", "2025-10-02"))
+        assert result.returncode == 1
+        assert "1 reports could not be had" in result.stdout
+    finally:
+        service.set_faults()
+    result = reconcile(reporting, "--timezone", "Asia/Kolkata")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "whole hours of UTC" in result.stderr
+    assert reconcile(reporting, days=("2025-10-02", "2025-10-01")).returncode == 1
+
+
+def test_no_identifier_of_a_person_is_shown(reporting: Shipper, service: Service, october: list[bytes]):
+    assert ship(reporting, october[:20]).returncode == 0
+    shown = [reconcile(reporting, "--all", "--format", form).stdout for form in ("table", "csv", "json", "html")]
+    shown += [reporting.run("ledger", "--format", form).stdout for form in ("table", "csv", "json", "ndjson")]
+    for line in october[:20]:
+        event = json.loads(line)
+        for secret in (event["Username"], event["IP"], str(event["ConsumerID"]), event_ids([line])[0]):
+            assert not any(secret in text for text in shown)

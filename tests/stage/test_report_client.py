@@ -1,0 +1,497 @@
+"""The client of reports: on real sockets what goes over the wire, in virtual time how long it waits for what."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import date, timedelta
+from random import Random
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from shipper import wire
+from shipper.config import DeliverySettings, EndpointSettings, OAuth2Settings
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.verdicts import Answer
+from shipper.errors import ConfigError, ReportError
+from shipper.report import client as client_module
+from shipper.report.client import NoServiceError, ReportClient
+from shipper.report.document import FetchedReport
+from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
+from shipper.secrets import LiteralSecret
+from tests.e2e.driver import wait_until
+from tests.fakes import answer as answered
+from tests.report_documents import brand, entry, report
+from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal, token
+from tests.stage.servers import reset, stall
+
+T = TypeVar("T")
+
+START, END = date(2026, 10, 1), date(2026, 10, 31)
+NAMED = "account 1001, 2026-10-01 to 2026-10-31: "
+NO_KEY = refusal(401, "Access denied due to invalid subscription key. Make sure to provide a valid key.")
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """Run an async function on an event loop, with a limit."""
+
+    def run(main: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            with anyio.fail_after(30):
+                await main()
+
+        backend = "trio" if request.param == "trio" else "asyncio"
+        anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if request.param == "uvloop" else {})
+
+    return run
+
+
+@pytest.fixture
+def service() -> Iterator[ReportService]:
+    with ReportService() as service:
+        yield service
+
+
+def endpoint(service: ReportService, **changes: Any) -> EndpointSettings:
+    fields = {"subscription_key": LiteralSecret("key-1"), "token": LiteralSecret("a-token"), **changes}
+    return EndpointSettings(base_url=service.url, **fields)
+
+
+def with_oauth2(service: ReportService) -> dict[str, Any]:
+    settings = OAuth2Settings(token_url=f"{service.url}/token", client_id="x", client_secret=LiteralSecret("a-secret"))
+    return {"token": None, "oauth2": settings}
+
+
+def client(service: ReportService, *, patience_s: float = 0.0, concurrency: int = 4, **changes: Any) -> ReportClient:
+    """`changes` are keys of the section. By default nothing is asked for twice."""
+    return ReportClient(
+        endpoint(service, **changes),
+        DeliverySettings(retry_initial_seconds=0.01),
+        concurrency=concurrency,
+        give_up_after_s=patience_s,
+        wall_time=time.time,
+        rng=Random(1),
+    )
+
+
+async def refused(used: ReportClient) -> ReportError:
+    with pytest.raises(ReportError) as caught:
+        await used.fetch(1001, START, END)
+    return caught.value
+
+
+# As a library
+
+
+def test_example_in_the_docstring_works(run: Run, service: ReportService):
+    code = re.search(r"\n\n((?: {4}.*\n)+)", client_module.__doc__ or "")
+    assert code is not None
+    settings = SimpleNamespace(report=endpoint(service), delivery=DeliverySettings())
+    names: dict[str, Any] = {"ReportClient": ReportClient, "settings": settings, "time": time}
+    names |= {"Random": Random, "date": date}
+    exec(f"async def example():\n{code[1]}    return october", names)
+
+    async def main() -> None:
+        october = await names["example"]()
+        assert isinstance(october, FetchedReport)
+        assert october.report.reporting_period.end == "2026-10-31T23:59:59"
+
+    run(main)
+
+
+def test_report_is_asked_for_with_its_path_key_and_token_and_kept_to_the_byte(run: Run, service: ReportService):
+    body = document(Asked(1001, START, END, "", "")).replace(b"{", b"{ ", 1)
+    service.rule = lambda _: ok(body)
+
+    async def main() -> None:
+        async with client(service) as used:
+            fetched = await used.fetch(1001, START, END)
+        assert fetched.body == body
+        assert fetched.fetched_at == pytest.approx(time.time(), abs=60)
+        assert service.asked == [Asked(1001, START, END, "a-token", "key-1")]
+
+    run(main)
+
+
+async def test_several_fetches_share_the_connections(service: ReportService):
+    async with client(service, concurrency=3) as used, anyio.create_task_group() as group:
+        for day in range(20):
+            group.start_soon(used.fetch, 1001, START, START + timedelta(days=day))
+    assert len(service.asked) == 20
+    assert service.accepted <= 3
+
+
+def test_cancelled_fetches_leave_no_connection_open(run: Run, service: ReportService):
+    service.rule = lambda _: stall
+
+    async def main() -> None:
+        async with client(service, concurrency=3) as used:
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(used.fetch, 1001, START, END)
+                while len(service.asked) < 3:
+                    await anyio.sleep(0.005)
+                group.cancel_scope.cancel()
+            service.rule = lambda _: None
+            assert (await used.fetch(1001, START, END)).report, "it can be used all the same"
+
+    run(main)
+    wait_until(lambda: service.open_connections == 0, "the connections are closed")
+    assert service.accepted == 4
+
+
+def test_cancelling_the_client_itself_leaves_no_connection_open(run: Run, service: ReportService):
+    service.rule = lambda _: stall
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with client(service) as used, anyio.create_task_group() as group:
+                group.start_soon(used.fetch, 1001, START, END)
+                while not service.asked:
+                    await anyio.sleep(0.005)
+                scope.cancel()
+        assert scope.cancelled_caught
+
+    run(main)
+    wait_until(lambda: service.open_connections == 0, "the connection is closed")
+
+
+def test_repr_tells_no_secret(service: ReportService):
+    assert repr(client(service)) == "<ReportClient <Gate open, 0 in flight of 4>>"
+
+
+def test_secret_that_is_not_there_is_a_wrong_setting(service: ReportService):
+    with pytest.raises(ConfigError, match=r"report\.token"):
+        client(service, token=LiteralSecret("with\nnewline"))
+
+
+# Tokens and keys
+
+
+def test_refused_token_is_renewed_once_for_all(run: Run, service: ReportService):
+    service.rule = lambda asked: refusal(401, "expired") if asked.token == "token-1" else None
+
+    async def main() -> None:
+        async with client(service, **with_oauth2(service)) as used, anyio.create_task_group() as group:
+            for account in range(1, 5):
+                group.start_soon(used.fetch, account, START, END)
+
+    run(main)
+    assert len(service.forms) == 2
+    good = [asked.account for asked in service.asked if asked.token == "token-2"]
+    assert sorted(good) == [1, 2, 3, 4]
+
+
+async def test_token_that_is_refused_again_is_the_end_for_all_reports(service: ReportService):
+    service.rule = lambda _: refusal(401, "JWT not present.")
+    async with client(service, patience_s=60) as used:
+        error = await refused(used)
+    assert isinstance(error, NoServiceError)
+    assert str(error).startswith(f"{NAMED}the service refused the access token; check report.token")
+    assert len(service.asked) == 2
+
+
+async def test_other_key_of_the_pair_takes_over(service: ReportService):
+    service.rule = lambda asked: NO_KEY if asked.key == "key-1" else None
+    async with client(service, subscription_key_secondary=LiteralSecret("key-2")) as used:
+        for _ in range(3):
+            await used.fetch(1001, START, END)
+    assert [asked.key for asked in service.asked] == ["key-1", *["key-2"] * 3]
+
+
+async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(service: ReportService):
+    service.rule = lambda _: NO_KEY
+    async with client(service, patience_s=60) as used:
+        error = await refused(used)
+    assert isinstance(error, NoServiceError)
+    assert "check report.subscription_key (HTTP 401" in str(error)
+
+
+# What is no report
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (refusal(400), "the service refuses this account or period; .*: --split month .HTTP 400"),
+        (refusal(422), "the service refuses this account or period; .*HTTP 422"),
+        (refusal(413), "the service refuses this account or period; .*HTTP 413"),
+        (refusal(403), "the service forbids it; check what the token and the subscription key are allowed"),
+        (refusal(404), "the service does not know the account, or report.base_url is wrong .HTTP 404"),
+        (refusal(405), "the method is not allowed there; check report.base_url"),
+        (answer(302, headers={"Location": "/login"}), "redirects are not followed; check report.base_url"),
+        (answer(204), "the service answered 204 instead of a report"),
+        (answer(202, b"{}"), "the service answered 202 instead of a report"),
+        (ok(b"<html>Log in</html>", "text/html; charset=utf-8"), "a web page answered, not the service"),
+        (ok(b"  <html>Log in</html>"), "the answer is a web page, not a report"),
+        (ok(b""), "the answer is not JSON"),
+        (ok(b'{"id":"x"'), "the answer is not JSON: Input data was truncated"),
+        (ok(b'{"id":"x"}'), "the answer is not a daily report: Object missing required field `lastCheckSum`"),
+        (ok(b"[]"), "the answer is not a daily report"),
+        (
+            ok(document(Asked(1002, START, END, "", ""))),
+            "account 1001 was asked for, the report is that of account 1002",
+        ),
+        (refusal(429), "the service asks for fewer requests .*; it was asked for once$"),
+        (refusal(500), "the service answered 500; it was asked for once$"),
+        (refusal(503, Retry_After="60"), "the service answered 503; it asks to wait 60 s, that is too long"),
+        (reset, "it was asked for once$"),
+        (cut_off, "it was asked for once$"),
+    ],
+)
+async def test_what_is_no_report_is_named_with_account_and_period(service: ReportService, reply: Reply, words: str):
+    service.rule = lambda _: reply
+    async with client(service) as used:
+        error = await refused(used)
+        assert str(error).startswith(NAMED)
+        assert re.search(words, str(error)), error
+        assert error.__cause__ is None
+        service.rule = lambda _: None
+        assert (await used.fetch(1001, START, END)).report, "the next one is to be had"
+
+
+async def test_answer_of_more_than_64_mib_is_refused_and_no_more_of_it_read(service: ReportService):
+    service.rule = lambda _: ok(b"[" + b" " * (64 << 20) + b"]")
+    async with client(service) as used:
+        assert str(await refused(used)) == f"{NAMED}the report is larger than 64 MiB"
+
+
+async def test_large_report_is_read(service: ReportService):
+    brands = [brand(*(entry(number) for number in range(100)), number=number) for number in range(100)]
+    body = wire.encode_report(report(*brands, start="2026-10-01", end="2026-10-31"))
+    assert len(body) > 5_000_000
+    service.rule = lambda _: ok(body)
+    async with client(service) as used:
+        assert (await used.fetch(1001, START, END)).body == body
+
+
+# In virtual time
+
+
+class Model:
+    """
+    Answers after a latency, for all endpoints of a client.
+
+    Args:
+        rule: What becomes of a request, by account and the time when it is answered; None = its report.
+    """
+
+    def __init__(
+        self, rule: Callable[[int, float], Answer | NoAnswerError | None] = lambda *_: None, latency_s: float = 0.05
+    ) -> None:
+        self._rule = rule
+        self._latency_s = latency_s
+        self.asked: list[tuple[int, float]] = []
+        self.in_flight = self.most_in_flight = 0
+
+    async def request(self, method: str, path: str, **_: object) -> Answer:
+        account, start, end = path.split("/")[-3:]
+        self.asked.append((int(account), anyio.current_time()))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        try:
+            await anyio.sleep(self._latency_s)
+        finally:
+            self.in_flight -= 1
+        reply = self._rule(int(account), anyio.current_time())
+        if isinstance(reply, NoAnswerError):
+            raise reply
+        asked = Asked(int(account), date.fromisoformat(start), date.fromisoformat(end), "", "")
+        return reply or Answer(200, "application/json", "", document(asked))
+
+    async def aclose(self) -> None:
+        pass
+
+    @property
+    def times(self) -> list[float]:
+        return [at for _, at in self.asked]
+
+
+@pytest.fixture
+def virtual(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Run `main(client)` against a model; time begins at 0, and threads have no place in it."""
+
+    async def here(function: Callable[[], T]) -> T:
+        return function()
+
+    def run(model: Model, main: Callable[[ReportClient], Awaitable[T]], **options: Any) -> T:
+        monkeypatch.setattr(client_module, "run_sync", here)
+        monkeypatch.setattr(client_module, "Endpoint", lambda *_, **__: model)
+        fields = {"subscription_key": LiteralSecret("k"), "token": LiteralSecret("t"), **options.pop("section", {})}
+        settings = EndpointSettings(base_url="https://report.example.com", **fields)
+
+        async def entered() -> T:
+            used = ReportClient(settings, DeliverySettings(), wall_time=anyio.current_time, rng=Random(1), **options)
+            async with used:
+                return await main(used)
+
+        return trio.run(entered, clock=MockClock(autojump_threshold=0))
+
+    return run
+
+
+async def one(used: ReportClient) -> FetchedReport:
+    return await used.fetch(1001, START, END)
+
+
+def days_of(*accounts: int, days: int = 30) -> Callable[[ReportClient], Awaitable[Outcome[Part]]]:
+    """Fetch a number of days of several accounts, four at a time."""
+    parts = parts_of(accounts, START, START + timedelta(days=days - 1), "day")
+
+    async def main(used: ReportClient) -> Outcome[Part]:
+        return await fetch_parts(used, parts, concurrency=4, use=lambda part, _: part)
+
+    return main
+
+
+def no_answer(cause: str = "connect_error") -> NoAnswerError:
+    return NoAnswerError(cause, "nobody answers")
+
+
+def script(*replies: Answer | NoAnswerError) -> Callable[[int, float], Answer | NoAnswerError | None]:
+    """Answer with one after the other, then with reports."""
+    left = list(replies)
+    return lambda *_: left.pop(0) if left else None
+
+
+def test_what_passes_is_waited_out(virtual):
+    model = Model(script(answered(500), no_answer(), answered(503), answered(429), answered(408), answered(502)))
+    assert virtual(model, one).report
+    assert len(model.asked) == 7
+    assert model.times[-1] < 120
+
+
+def test_wait_that_was_asked_for_is_kept(virtual):
+    model = Model(script(answered(503, "40"), answered(429, "50")))
+    assert virtual(model, one).report
+    first, second, third = model.times
+    assert second - first >= 40
+    assert third - second >= 50
+
+
+def test_service_that_asks_for_fewer_requests_only_slows_all_of_them(virtual):
+    model = Model(script(*[answered(429, "30")] * 4))
+    outcome = virtual(model, days_of(1001, 1002))
+    assert len(outcome.reports) == 60
+    assert len(model.asked) == 64
+    assert [at for at in model.times if 0.1 < at < 30] == [], "nobody asks before"
+
+
+def test_report_is_given_up_when_patience_is_at_its_end(virtual):
+    model = Model(lambda *_: answered(500))
+
+    async def main(used: ReportClient) -> tuple[str, float]:
+        return str(await refused(used)), anyio.current_time()
+
+    words, at = virtual(model, main, give_up_after_s=60.0)
+    assert words == f"{NAMED}the service answered 500; it was asked for {len(model.asked)} times within 60 s"
+    assert 60 <= at <= 66
+    assert len(model.asked) > 10
+
+
+def test_wait_that_is_longer_than_patience_is_not_begun(virtual):
+    async def main(used: ReportClient) -> tuple[ReportError, float]:
+        return await refused(used), anyio.current_time()
+
+    error, at = virtual(Model(lambda *_: answered(403, "3600")), main)
+    assert isinstance(error, NoServiceError)
+    assert str(error).startswith(f"{NAMED}the quota of the subscription is used up (HTTP 403)")
+    assert str(error).endswith("; it asks to wait 3600 s, that is too long")
+    assert at < 1
+
+
+@pytest.mark.parametrize("reply", [answered(500), no_answer("read_error")])
+def test_account_whose_reports_cannot_be_made_does_not_cost_the_others(virtual, reply: Answer | NoAnswerError):
+    model = Model(lambda account, _: reply if account == 1002 else None)
+    outcome = virtual(model, days_of(1001, 1002, 1003, days=1))
+    assert [part.account for part, _ in outcome.reports] == [1001, 1003]
+    assert [part.account for part, _ in outcome.failed] == [1002]
+    assert outcome.left_out == []
+
+
+def test_report_that_fails_is_given_up_while_others_go_on(virtual):
+    model = Model(lambda account, _: answered(500) if account == 1 else None, latency_s=10)
+    outcome = virtual(model, days_of(*range(1, 101), days=1))
+    assert len(outcome.reports) == 99
+    asked_at = [at for account, at in model.asked if account == 1]
+    assert 110 < max(asked_at) < 180
+    assert max(model.times) > 200
+
+
+def test_account_of_many_parts_that_fail_costs_patience_once(virtual):
+    """As many as are in flight are asked for again and again, each further one once."""
+    model = Model(lambda account, _: answered(500) if account == 1001 else None)
+    outcome = virtual(model, days_of(1001, 1002))
+    assert len(outcome.failed) == 30
+    assert len(outcome.reports) == 30
+    assert outcome.left_out == []
+    assert min(at for account, at in model.asked if account == 1002) < 140
+
+
+@pytest.mark.parametrize("reply", [no_answer(), no_answer("read_timeout"), answered(429)])
+def test_service_that_is_away_is_not_asked_for_all_the_rest(virtual, reply: Answer | NoAnswerError):
+    model = Model(lambda *_: reply)
+    outcome = virtual(model, days_of(*range(1, 100)))
+    assert outcome.reports == []
+    assert len(outcome.failed) <= 4
+    assert len(outcome.left_out) >= 99 * 30 - 4
+    assert {account for account, _ in model.asked} == {1}
+    assert 120 <= max(model.times) < 200
+
+
+def test_service_that_comes_back_in_time_is_asked_for_everything(virtual):
+    model = Model(lambda _, at: None if at > 100 else no_answer())
+    outcome = virtual(model, days_of(1001))
+    assert len(outcome.reports) == 30
+    assert max(model.times) < 120
+
+
+def test_patience_begins_anew_with_each_outage(virtual):
+    model = Model(lambda _, at: no_answer() if at % 200 < 100 else None, latency_s=10)
+    outcome = virtual(model, days_of(1001, 1002))
+    assert len(outcome.reports) == 60
+    assert max(model.times) > 200
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_no_more_requests_are_in_flight_than_allowed(virtual, concurrency: int):
+    model = Model()
+
+    async def main(used: ReportClient) -> None:
+        async with anyio.create_task_group() as group:
+            for _ in range(40):
+                group.start_soon(one, used)
+
+    virtual(model, main, concurrency=concurrency)
+    assert model.most_in_flight == concurrency
+    assert len(model.asked) == 40
+
+
+def test_no_more_requests_are_sent_per_second_than_allowed(virtual):
+    model = Model()
+    outcome = virtual(model, days_of(1001), requests_per_second=2.0)
+    assert len(outcome.reports) == 30
+    gaps = [later - earlier for earlier, later in zip(model.times, model.times[1:], strict=False)]
+    assert min(gaps) >= 0.499
+
+
+def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.MonkeyPatch):
+    async def post_form(*_: object, **__: object) -> Answer:
+        body = token("a-token").partition(b"\r\n\r\n")[2]
+        return Answer(200, "application/json", "", body) if anyio.current_time() > 30 else answered(503)
+
+    monkeypatch.setattr(client_module, "post_form", post_form)
+    oauth2 = OAuth2Settings(token_url="https://login.example.com/", client_id="x", client_secret=LiteralSecret("y"))
+    model = Model()
+    assert virtual(model, one, section={"token": None, "oauth2": oauth2}).report
+    assert len(model.asked) == 1
+    assert model.times[0] > 30

@@ -1,0 +1,278 @@
+"""The ledger: kept in the transaction of the checkpoints, put together by the days of any zone of whole hours."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shipper.config import RecordsSettings
+from shipper.errors import ConfigError, StateError
+from shipper.records import Checkpoint, LedgerKey, Stream
+from shipper.report.attributing import attribute
+from shipper.report.days import OFFSETS, days_of_offset, days_of_zone, zone_of_offset
+from shipper.report.ledger_table import ledger_table, totals_of
+from shipper.report.ranges import DateRange
+from shipper.state.ledger import LedgerRow, read_ledger
+from shipper.state.letters import Content
+from shipper.state.schema import SCHEMA_VERSION
+from shipper.state.store import Store
+from tests.unit.test_codec import MISSING, event
+from tests.unit.test_letters import VERSION_1
+
+KEY: LedgerKey = ("2026-10-01T22", 11, "", "50121")
+OTHER: LedgerKey = ("2026-10-02T00", 12, "70012", "50234")
+
+
+def checkpoint(end: int, ledger: dict[LedgerKey, int], **changes: Any) -> Checkpoint:
+    stream = Stream(stream_id=1, kind="file", path=changes.pop("path", "/a"))
+    accepted = sum(ledger.values())
+    fields = {"read": accepted, "accepted": accepted, "duplicates": 0, "rejections": [], "tail": b"", **changes}
+    return Checkpoint(stream=stream, end_offset=end, ledger=ledger, **fields)
+
+
+def kept(directory: Path) -> dict[LedgerKey, tuple[int, int]]:
+    return {
+        (row.hour, row.brand_id, row.affiliate_id, row.media): (row.accepted, row.duplicates)
+        for row in read_ledger(directory)
+    }
+
+
+# Keeping it
+
+
+def test_counts_of_several_checkpoints_add_up(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {KEY: 3}), checkpoint(20, {KEY: 2, OTHER: 1})], 1.0)
+        store.save([checkpoint(30, {KEY: 1}, repeated={KEY: 4}, read=5, duplicates=4)], 2.0)
+    assert kept(tmp_path) == {KEY: (6, 4), OTHER: (1, 0)}
+
+
+def test_a_save_that_fails_counts_nothing(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {KEY: 3})], 1.0)
+        with pytest.raises(StateError):
+            store.save([checkpoint(20, {KEY: 2}), checkpoint(30, {OTHER: 1}, path=None)], 2.0)
+        assert kept(tmp_path) == {KEY: (3, 0)}
+        assert store.totals().accepted == 3
+        store.save([checkpoint(20, {KEY: 2})], 2.0)
+    assert kept(tmp_path) == {KEY: (5, 0)}
+
+
+def test_what_was_refused_in_the_end_leaves_no_row(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {KEY: 0, OTHER: 2})], 1.0)
+    assert kept(tmp_path) == {OTHER: (2, 0)}
+
+
+def test_a_range_of_hours_has_its_start_and_not_its_end(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {KEY: 3, OTHER: 1})], 1.0)
+    assert [row.brand_id for row in read_ledger(tmp_path, "2026-10-02")] == [12]
+    assert [row.brand_id for row in read_ledger(tmp_path, "2026-10-01T22", "2026-10-02")] == [11]
+    assert read_ledger(tmp_path, "2026-10-01", "2026-10-01T22") == []
+    assert read_ledger(tmp_path / "nowhere") == []
+
+
+def version_1(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(VERSION_1)
+
+
+def version_2(path: Path) -> None:
+    version_3(path)
+    columns = ("compression", "size", "ended_size", "ended_ns", "is_rotated")
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(
+            "DROP TABLE unreachable; DROP TABLE started_patterns; ALTER TABLE totals DROP COLUMN unreachable_bytes;"
+            + "".join(f"ALTER TABLE streams DROP COLUMN {name};" for name in columns)
+            + "PRAGMA user_version = 2"
+        )
+
+
+def version_3(path: Path) -> None:
+    Store(path.parent).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("UPDATE totals SET read = 10, accepted = 7; DROP TABLE ledger; PRAGMA user_version = 3")
+
+
+@pytest.mark.parametrize("make", [version_1, version_2, version_3])
+def test_a_state_of_an_earlier_version_gets_a_ledger_and_keeps_its_counts(tmp_path: Path, make: Any):
+    make(tmp_path / "state.db")
+    assert read_ledger(tmp_path) == [], "reading alone changes no tables"
+    with closing(Store(tmp_path)) as store:
+        assert (store.totals().read, store.totals().accepted) == (10, 7)
+        store.save([checkpoint(10, {KEY: 3})], 1.0)
+    assert kept(tmp_path) == {KEY: (3, 0)}
+    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
+    code = (
+        "import sys, pathlib\nfrom shipper.state.ledger import read_ledger\n"
+        "print('ready', flush=True)\nseen = []\n"
+        "while not seen or seen[-1] < 200:\n"
+        "    rows = read_ledger(pathlib.Path(sys.argv[1]))\n"
+        "    assert len({row.accepted for row in rows}) == 1, rows\n"  # both keys: of one transaction
+        "    seen.append(rows[0].accepted)\n"
+        "assert seen == sorted(seen)\nprint(len(seen))\n"
+    )
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(1, {KEY: 1, OTHER: 1})], 1.0)
+        readers = [
+            subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+            for _ in range(2)
+        ]
+        try:
+            assert all(reader.stdout and reader.stdout.readline() == "ready\n" for reader in readers)
+            for number in range(2, 201):
+                store.save([checkpoint(number, {KEY: 1, OTHER: 1})], 1.0)
+            outputs = [reader.communicate(timeout=30)[0] for reader in readers]
+        finally:
+            for reader in readers:
+                reader.kill()
+                reader.communicate()
+    assert [reader.returncode for reader in readers] == [0, 0]
+    assert all(int(output) > 0 for output in outputs)
+
+
+# Days
+
+
+def test_an_hour_is_of_the_day_that_its_zone_has():
+    assert days_of_zone("UTC").day_of("2026-10-01T22") == "2026-10-01"
+    assert days_of_zone("Europe/Malta").day_of("2026-10-01T22") == "2026-10-02", "summer, two hours ahead"
+    assert days_of_zone("Europe/Malta").day_of("2026-12-01T22") == "2026-12-01", "winter, one hour ahead"
+    assert days_of_zone("America/New_York").day_of("2026-10-01T03") == "2026-09-30"
+    assert days_of_zone("Europe/Malta").hour_of("2026-10-01T22") == "2026-10-02T00+02:00"
+    assert days_of_zone("UTC").hour_of("2026-10-01T22") == "2026-10-01T22Z"
+
+
+@pytest.mark.parametrize("hours", OFFSETS)
+def test_the_zone_that_is_named_for_an_offset_has_that_offset(hours: int):
+    named, made = days_of_zone(zone_of_offset(hours)), days_of_offset(hours)
+    for hour in range(24):
+        text = f"2026-10-02T{hour:02}"
+        assert named.day_of(text) == made.day_of(text)
+        assert named.hour_of(text) == made.hour_of(text)
+
+
+@pytest.mark.parametrize(
+    ("zone", "hour", "words"),
+    [
+        ("Asia/Kolkata", "2026-10-01T00", "5 h 30 min ahead of UTC"),
+        ("America/St_Johns", "2026-12-01T00", "3 h 30 min behind UTC"),
+        ("Australia/Lord_Howe", "2026-07-01T00", "10 h 30 min ahead of UTC"),
+    ],
+)
+def test_a_zone_that_is_no_whole_number_of_hours_away_is_refused_with_the_reason(zone: str, hour: str, words: str):
+    with pytest.raises(ConfigError, match="whole hours of UTC") as caught:
+        days_of_zone(zone).day_of(hour)
+    assert zone in str(caught.value)
+    assert words in str(caught.value)
+    assert days_of_zone("Australia/Lord_Howe").day_of("2026-12-31T20") == "2027-01-01", "in summer it is whole hours"
+
+
+@pytest.mark.parametrize("name", ["Mars/Olympus", "", "../etc/passwd", "\0"])
+def test_what_is_no_zone_is_refused(name: str):
+    with pytest.raises(ConfigError, match="no time zone"):
+        days_of_zone(name)
+
+
+def test_an_hour_that_no_calendar_has_is_of_the_day_that_it_names():
+    assert days_of_zone("Europe/Malta").day_of("2026-02-30T99") == "2026-02-30"
+    assert days_of_offset(14).day_of("9999-12-31T23") == "9999-12-31"
+
+
+# Dead letters
+
+
+def letter(**changes: Any) -> Content:
+    return Content(b"", json.dumps(event(**changes)).encode())
+
+
+def where(content: Content, *, csv_delimiter: str = "", **settings: Any) -> LedgerKey | None:
+    records = msgspec.convert(settings, RecordsSettings)
+    found = attribute([content], records, csv_delimiter=csv_delimiter)
+    assert sum(found.counts.values()) + found.unattributed == 1
+    return next(iter(found.counts), None)
+
+
+def test_a_dead_letter_is_counted_where_the_ledger_would_count_it():
+    place = ("2026-11-20T12", 7, "", "660123")
+    assert where(letter(IP="nowhere")) == place
+    assert where(letter(BTag="660123_broken", BrandID="7")) == place
+    assert where(letter(Timestamp="2026-11-20T14:30:00.5+02:00", AffiliateID=MISSING)) == place
+    assert where(letter(AffiliateID=70012)) == ("2026-11-20T12", 7, "70012", "660123")
+    assert where(letter(Timestamp="2026-11-20 13:30:00"), assume_timezone="Europe/Malta") == place
+
+
+def test_a_dead_letter_is_read_by_the_mapping_and_as_csv():
+    place = ("2026-11-20T12", 7, "", "660123")
+    mapped = {"at": "2026-11-20T12:30:00Z", "tag": {"media": "660123"}, "brand": 7}
+    mapping = {"Timestamp": "at", "BTag": {"template": "{tag.media}_{click}", "default": "660123_"}, "BrandID": "brand"}
+    assert where(Content(b"", json.dumps(mapped).encode()), mapping=mapping) == place
+    header, row = b"Timestamp;BrandID;BTag\n", b"2026-11-20T12:30:00Z;7;660123_x\n"
+    assert where(Content(header, row)) == place
+    assert where(Content(header, row), csv_delimiter=";") == place
+    assert where(Content(header, b"2026-11-20T12:30:00Z;7\n")) is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(Content(b"", raw) for raw in (b"", b"broken", b"[]", b"\xff", b"null", b"[" * 5000)),
+        Content(b"a,b\n", b""),
+        *(letter(**{name: MISSING}) for name in ("Timestamp", "BrandID", "BTag")),
+        letter(Timestamp="yesterday"),
+        letter(BrandID=True),
+        letter(BTag="_"),
+        letter(BTag=5),
+    ],
+)
+def test_a_dead_letter_that_cannot_be_read_is_unattributed(content: Content):
+    assert where(content) is None
+
+
+# Table
+
+
+def test_hours_become_days_of_a_zone_within_a_range():
+    rows = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
+    malta = days_of_zone("Europe/Malta")
+    table = ledger_table(rows, {KEY: 4}, days=malta, by="day", only=None)
+    assert table.rows == [
+        ("2026-10-01", 11, "", "50121", 2, 0, 0),
+        ("2026-10-02", 11, "", "50121", 3, 1, 4),
+        ("2026-10-02", 12, "70012", "50234", 5, 0, 0),
+    ]
+    assert totals_of(table) == {"accepted": 10, "duplicates": 1, "dead_letters": 4}
+    only = DateRange(date(2026, 10, 2), date(2026, 10, 2))
+    assert ledger_table(rows, {KEY: 4}, days=malta, by="day", only=only).rows == table.rows[1:]
+    by_hour = ledger_table(rows, {}, days=malta, by="hour", only=only)
+    assert [row[0] for row in by_hour.rows] == ["2026-10-02T00+02:00", "2026-10-02T02+02:00"]
+    assert by_hour.columns[0].name == "hour"
+
+
+@given(st.lists(st.tuples(st.integers(0, 71), st.integers(1, 9)), max_size=40), st.sampled_from(OFFSETS))
+def test_no_count_is_lost_between_hours_and_days(counts: list[tuple[int, int]], hours: int):
+    rows = [
+        LedgerRow(f"2026-10-{1 + hour // 24:02}T{hour % 24:02}", 11, "", "1", count, 0)
+        for hour, count in Counter(dict(counts)).items()
+    ]
+    for by in ("day", "hour"):
+        table = ledger_table(rows, {}, days=days_of_offset(hours), by=by, only=None)
+        assert totals_of(table)["accepted"] == sum(row.accepted for row in rows)
+        assert [row[0] for row in table.rows] == sorted({str(row[0]) for row in table.rows})

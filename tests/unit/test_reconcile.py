@@ -1,0 +1,394 @@
+"""The ledger against the report: every difference is found, and explained only by what does explain it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import date, timedelta
+from decimal import Decimal
+from random import Random
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from shipper import wire
+from shipper.records import LedgerKey
+from shipper.report.days import OFFSETS, Days, days_of_offset, days_of_zone, zone_of_offset
+from shipper.report.exports import to_csv
+from shipper.report.ranges import DateRange, Split, split_range
+from shipper.report.reconcile import reconcile
+from shipper.report.reconcile_forms import flat_table, print_table, to_json
+from shipper.report.reconcile_page import render_page
+from shipper.report.reconcile_rows import Pair, Period, Reconciliation, Row
+from shipper.report.reconcile_words import remarks, said_of, verdict
+from tests.report_documents import HOSTILE_NAMES, brand, entry, hostile, pair, report
+
+FIRST, LAST = date(2026, 10, 1), date(2026, 10, 10)
+LATER = date(2026, 12, 1)
+BRANDS, SOURCES = (11, 12, 13), (50121, 50234, 50377)
+DAY_4 = DateRange(date(2026, 10, 4), date(2026, 10, 4))
+
+
+def ledger(rng: Random, affiliate: str = "") -> Counter[LedgerKey]:
+    """Make what was accepted from two days before the range to two days after it, hour by hour."""
+    hours = 24 * ((LAST - FIRST).days + 5)
+    found: Counter[LedgerKey] = Counter()
+    for hour in range(hours):
+        day = FIRST + timedelta(days=hour // 24 - 2)
+        for number in BRANDS:
+            for source in SOURCES:
+                found[f"{day}T{hour % 24:02}", number, affiliate, str(source)] += rng.randrange(6)
+    return found
+
+
+def reports(
+    counts: Mapping[LedgerKey, int], days: Days | None = None, split: Split = "day", adjustments: Any = ()
+) -> list[Period]:
+    """Make the reports that a platform makes of these records, in its days; `adjustments` by day and pair."""
+    days = days or Days()
+    adjusted = dict(adjustments)
+    made = []
+    for part in split_range(FIRST, LAST, split):
+        found: Counter[Pair] = Counter()
+        for (hour, number, _, media), count in counts.items():
+            if part.start.isoformat() <= days.day_of(hour) <= part.end.isoformat():
+                found[Pair(number, int(media))] += count
+        made.append(Period(part, document(found, {p: n for (d, p), n in adjusted.items() if d == part})))
+    return made
+
+
+def document(found: Mapping[Pair, int], adjustments: Mapping[Pair, int]) -> wire.DailyReport:
+    brands = []
+    for number in sorted({each.brand for each in found}):
+        entries = [
+            entry(
+                each.source or 0,
+                conversions=wire.Conversions(registrations=pair(str(count), str(adjustments.get(each, 0)))),
+            )
+            for each, count in sorted(found.items())
+            if each.brand == number and count
+        ]
+        brands.append(brand(*entries, number=number, name=f"Brand {number}"))
+    return report(*brands)
+
+
+def compare(
+    accepted: Mapping[LedgerKey, int],
+    periods: Iterable[Period],
+    dead_letters: Mapping[LedgerKey, int] | None = None,
+    **changes: Any,
+) -> Reconciliation:
+    options: dict[str, Any] = {"days": Days(), "today": LATER, "settle_days": 2, **changes}
+    return reconcile(1001, list(periods), accepted, dead_letters or {}, **options)
+
+
+def differing(found: Reconciliation) -> list[Row]:
+    return [row for row in found.rows if row.difference]
+
+
+def causes(row: Row) -> list[str]:
+    return [each.cause for each in row.explanations]
+
+
+def without(accepted: Counter[LedgerKey], rng: Random, count: int, day: date | None = None) -> Counter[LedgerKey]:
+    """Lose so many of what a service has got."""
+    left = +accepted
+    start, end = (day or FIRST), (day or LAST)
+    keys = [key for key in left.elements() if start.isoformat() <= key[0][:10] <= end.isoformat()]
+    left.subtract(rng.sample(keys, count))
+    return left
+
+
+# What is compared
+
+
+@pytest.mark.parametrize("split", ["day", "month", "none"])
+def test_what_agrees_is_told_to_agree(rng: Random, split: Split):
+    accepted = ledger(rng)
+    found = compare(accepted, reports(accepted, split=split))
+    assert found.is_explained
+    assert not differing(found)
+    assert verdict(found) == "The report and the ledger agree."
+    assert sum(row.accepted for row in found.rows) == sum(row.result or 0 for row in found.rows) > 100
+
+
+def test_what_the_service_lost_is_found_where_it_was_lost(rng: Random):
+    accepted = ledger(rng)
+    received = without(accepted, rng, 7, DAY_4.start)
+    found = compare(accepted, reports(received))
+    lost = Counter[Pair]()
+    for key, count in (accepted - received).items():
+        lost[Pair(key[1], int(key[3]))] += count
+    assert {row.pair: -row.difference for row in differing(found)} == lost
+    assert {row.days for row in differing(found)} == {DAY_4}
+    assert {row.status for row in differing(found)} == {"unexplained"}
+    assert verdict(found).startswith("Unexplained: 7 accepted records are missing")
+    assert not found.is_explained
+
+
+def test_what_the_report_has_more_is_unexplained_too(rng: Random):
+    accepted = ledger(rng)
+    key = next(key for key in accepted if key[0].startswith("2026-10-04"))
+    found = compare(accepted, reports(accepted + Counter({key: 2})))
+    (row,) = differing(found)
+    assert (row.difference, row.unexplained, row.status) == (2, 2, "unexplained")
+    assert "2 registrations more" in verdict(found)
+
+
+def test_a_source_of_the_report_without_records_is_a_row_and_so_is_the_reverse(rng: Random):
+    accepted = ledger(rng)
+    (first, *others) = reports(accepted)
+    alone = brand(entry(99, conversions=wire.Conversions(registrations=pair("4"))), number=77)
+    first.report.brands.append(alone)
+    accepted["2026-10-02T05", 55, "", "99"] = 3
+    found = compare(accepted, [first, *others])
+    rows = {(row.days.start.day, row.pair): row for row in differing(found)}
+    assert rows.keys() == {(1, Pair(77, 99)), (2, Pair(55, 99))}
+    assert "nothing was accepted" in said_of(rows[1, Pair(77, 99)])
+    assert "the report has no number" in said_of(rows[2, Pair(55, 99)])
+    assert (rows[1, Pair(77, 99)].difference, rows[2, Pair(55, 99)].difference) == (4, -3)
+
+
+def test_a_source_without_a_figure_counts_as_nothing_reported():
+    period = Period(DAY_4, report(brand(entry(5, conversions=None))))
+    (row,) = compare({("2026-10-04T10", 11, "", "5"): 3}, [period]).rows
+    assert (row.result, row.difference, row.status) == (None, -3, "unexplained")
+
+
+def test_records_are_the_accounts_by_media_or_by_affiliate():
+    period = Period(DAY_4, report(brand(entry(5, conversions=wire.Conversions(registrations=pair("1"))))))
+    accepted = {
+        ("2026-10-04T10", 11, "", "0005"): 1,
+        ("2026-10-04T10", 11, "1001", "6"): 2,
+        ("2026-10-04T10", 11, "1001", ""): 4,
+        ("2026-10-04T10", 11, "2002", "7"): 8,
+        ("2026-10-04T10", 11, "", ""): 16,
+        ("2026-10-05T10", 11, "", "7"): 32,
+    }
+    found = compare(accepted, [period])
+    assert {row.pair.source: row.accepted for row in found.rows} == {5: 1, 6: 2, None: 4}
+    assert {each.pair.source: each.accepted for each in found.elsewhere} == {7: 8, None: 16}
+    assert any(
+        "24 accepted records are not in this account's report" in said for said in remarks(found, shows_elsewhere=False)
+    )
+
+
+# What explains a difference
+
+
+def test_an_adjustment_explains_no_more_than_itself(rng: Random):
+    accepted = ledger(rng)
+    place = DAY_4, Pair(11, 50121)
+    (row,) = differing(compare(accepted, reports(accepted, adjustments={place: -2})))
+    assert (row.difference, row.unexplained, causes(row), row.status) == (-2, 0, ["adjustment"], "explained")
+    lost = +accepted
+    lost["2026-10-04T10", 11, "", "50121"] -= 1
+    accepted["2026-10-04T10", 11, "", "50121"] += 2
+    (row,) = differing(compare(accepted, reports(lost, adjustments={place: -2})))
+    assert (row.difference, row.unexplained, row.status) == (-5, -3, "unexplained")
+    (row,) = differing(compare(accepted, reports(lost, adjustments={place: 1})))
+    assert (row.difference, row.unexplained, causes(row)) == (-2, -2, [])
+
+
+def test_dead_letters_explain_what_the_report_has_more_and_never_what_it_lacks(rng: Random):
+    accepted = ledger(rng)
+    key = ("2026-10-04T10", 11, "", "50121")
+    received = accepted + Counter({key: 3})
+    (row,) = differing(compare(accepted, reports(received), {key: 3}))
+    assert (row.dead_letters, row.unexplained, causes(row)) == (3, 0, ["dead_letters"])
+    (row,) = differing(compare(accepted, reports(received), {key: 2}))
+    assert (row.unexplained, row.status) == (1, "unexplained")
+    (row,) = differing(compare(accepted, reports(received), {("2026-10-05T10", *key[1:]): 3}))
+    assert causes(row) == [], "of another day"
+    (row,) = differing(compare(received, reports(accepted), {key: 3}))
+    assert (row.unexplained, row.status) == (-3, "unexplained")
+
+
+def test_a_restatement_explains_what_agreed_before(rng: Random):
+    accepted = ledger(rng)
+    agreed = reports(accepted)
+    received = without(accepted, rng, 3, DAY_4.start)
+    periods = [now._replace(earlier=[before.report]) for now, before in zip(reports(received), agreed, strict=True)]
+    found = compare(accepted, periods)
+    assert found.is_explained
+    assert {row.days for row in differing(found)} == {DAY_4}
+    for row in differing(found):
+        assert causes(row) == ["restated"]
+        assert said_of(row) == f"restated: the report said {row.accepted} before, as was accepted"
+
+
+def test_a_restatement_of_what_never_agreed_is_named_and_explains_nothing(rng: Random):
+    accepted = ledger(rng)
+    key = ("2026-10-04T10", 11, "", "50121")
+    before, now = accepted - Counter({key: 1}), accepted + Counter({key: 4})
+    accepted[key] += 1
+    earlier = [period.report for period in reports(before)]
+    periods = [each._replace(earlier=[old]) for each, old in zip(reports(now), earlier, strict=True)]
+    (row,) = differing(compare(accepted, periods))
+    assert (causes(row), row.status, row.unexplained) == (["restated"], "unexplained", row.difference)
+
+
+def test_a_report_that_said_nothing_before_explains_nothing():
+    now = report(brand(entry(5, conversions=wire.Conversions(registrations=pair("3")))))
+    (row,) = compare({}, [Period(DAY_4, now, [report()])]).rows
+    assert (causes(row), row.unexplained) == ([], 3)
+
+
+def test_a_period_that_is_not_settled_is_provisional(rng: Random):
+    accepted = ledger(rng)
+    received = without(accepted, rng, 5, LAST)
+    for ago, status in ((0, "provisional"), (1, "provisional"), (2, "unexplained")):
+        found = compare(accepted, reports(received), today=LAST + timedelta(days=ago))
+        assert {row.status for row in differing(found)} == {status}
+        assert found.is_explained == (status == "provisional")
+    assert not compare(accepted, reports(received), today=LAST, settle_days=0).is_explained
+
+
+# Day boundaries
+
+
+@pytest.mark.parametrize("hours", [hours for hours in OFFSETS if hours])
+@pytest.mark.parametrize("split", ["day", "none"])
+def test_days_of_another_zone_are_found_and_named(rng: Random, hours: int, split: Split):
+    accepted = ledger(rng)
+    found = compare(accepted, reports(accepted, days_of_offset(hours), split))
+    assert differing(found)
+    assert found.offsets == (hours,)
+    said = " ".join([verdict(found), *remarks(found, shows_elsewhere=False)])
+    assert f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" in said
+    if found.is_boundary:
+        assert {cause for row in differing(found) for cause in causes(row)} == {"time_zone"}
+        assert found.is_explained
+    if split == "day":
+        assert found.is_boundary
+    again = compare(accepted, reports(accepted, days_of_offset(hours)), days=days_of_zone(zone_of_offset(hours)))
+    assert not differing(again)
+
+
+def test_a_boundary_is_named_also_where_records_were_lost(rng: Random):
+    accepted = ledger(rng)
+    received = without(accepted, rng, 7, DAY_4.start)
+    found = compare(accepted, reports(received, days_of_offset(2)))
+    assert (found.offsets, found.left, found.is_boundary) == ((2,), 7, False)
+    assert "Etc/GMT-2) only 7 of the differences are left" in " ".join(remarks(found, shows_elsewhere=False))
+    assert not found.is_explained
+
+
+def test_losses_alone_are_no_day_boundary(rng: Random):
+    """Two records that were lost late in the evening would fit another zone; nothing turned up the day after."""
+    accepted = {("2026-10-04T23", 11, "", "50121"): 1, ("2026-10-04T10", 11, "", "50121"): 5,
+                ("2026-10-04T23", 12, "", "50121"): 1, ("2026-10-04T10", 12, "", "50121"): 5}  # fmt: skip
+    figures = wire.Conversions(registrations=pair("5"))
+    brands = [brand(entry(50121, conversions=figures), number=number) for number in (11, 12)]
+    found = compare(accepted, [Period(DAY_4, report(*brands))])
+    assert found.offsets
+    assert not found.is_boundary
+    assert not found.is_explained
+    assert "may be those of another time zone" in remarks(found, shows_elsewhere=False)[0]
+
+
+def moved(accepted: Counter[LedgerKey], days: list[int], counts: list[int]) -> Counter[LedgerKey]:
+    """Add to and take from one brand and source at noon of these days."""
+    found = +accepted
+    for day, count in zip(days, counts, strict=True):
+        found[f"2026-10-{day:02}T12", 11, "", "50121"] += count
+    return found
+
+
+@pytest.mark.parametrize(
+    ("days", "counts", "explained"),
+    [
+        ([4, 5], [-2, 2], True),
+        ([4, 5, 6], [1, 2, -3], True),
+        ([4, 5], [-2, 1], False),
+        ([4, 6], [-2, 2], False),
+        ([4, 5, 6], [-2, 2, -1], False),
+    ],
+)
+def test_neighbouring_days_that_cancel_each_other_are_a_boundary(
+    rng: Random, days: list[int], counts: list[int], explained: bool
+):
+    accepted = moved(ledger(rng), [4, 5, 6], [5, 5, 5])
+    found = compare(accepted, reports(moved(accepted, days, counts)))
+    assert [row.difference for row in differing(found)] == counts
+    assert found.is_explained == explained
+    named = [row for row in differing(found) if causes(row) == ["neighbours"]]
+    if explained:
+        assert len(named) == len(days)
+        assert "2026-10-04 to 2026-10-0" in said_of(named[0])
+        assert any("--timezone" in said for said in remarks(found, shows_elsewhere=False))
+    if counts == [-2, 2, -1]:
+        assert [row.days.start.day for row in named] == [4, 5]
+
+
+def test_other_brands_do_not_cancel_each_other(rng: Random):
+    accepted = ledger(rng)
+    accepted["2026-10-05T12", 12, "", "50121"] += 2
+    received = moved(accepted, [4], [2])
+    received["2026-10-05T12", 12, "", "50121"] -= 2
+    assert not compare(accepted, reports(received)).is_explained
+
+
+# Forms
+
+
+@pytest.fixture
+def found(rng: Random) -> Reconciliation:
+    accepted = ledger(rng)
+    accepted["2026-10-03T01", 11, "", "777"] = 9
+    received = without(accepted - Counter({("2026-10-03T01", 11, "", "777"): 9}), rng, 7, DAY_4.start)
+    return compare(accepted, reports(received, adjustments={(DAY_4, Pair(13, 50377)): 0}))
+
+
+def test_csv_has_every_row_and_with_all_those_of_others(found: Reconciliation):
+    lines = to_csv(flat_table(found, shows_elsewhere=False)).decode().splitlines()
+    assert len(lines) == 1 + len(found.rows)
+    (other,) = to_csv(flat_table(found, shows_elsewhere=True)).decode().splitlines()[len(lines) :]
+    assert other == "1001,2026-10-03,2026-10-03,11,Brand 11,777,,9,,,,,,,not in this account's report,"
+
+
+def test_json_says_everything(found: Reconciliation):
+    made = json.loads(to_json(found, ["A note."], shows_elsewhere=True))
+    assert (made["account_id"], made["start"], made["end"], made["timezone"]) == (
+        1001,
+        "2026-10-01",
+        "2026-10-10",
+        "UTC",
+    )
+    assert (made["is_explained"], made["totals"]["missing"], made["totals"]["difference"]) == (False, 7, -7)
+    assert sum(row["accepted"] for row in made["rows"]) == made["totals"]["accepted"]
+    assert sum(made["rows_by_status"].values()) == len(made["rows"])
+    assert made["not_in_this_report"]["accepted"] == made["not_in_this_report"]["rows"][0]["accepted"] == 9
+    assert "A note." in made["notes"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_the_table_shows_what_differs_at_any_width(found: Reconciliation, width: int):
+    console = Console(width=width)
+    with console.capture() as captured:
+        print_table(found, ["A note."], console, shows_all=False)
+    text = captured.get()
+    assert text.count("2026-10-04") == len(differing(found)) > 0
+    assert "2026-10-05" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("Unexplained: 7 accepted records", "9 accepted records are not in", "A note.", "further lines agree"):
+        assert words in " ".join(text.split())
+    with console.capture() as captured:
+        print_table(found, [], console, shows_all=True)
+    assert "777" in captured.get()
+
+
+def test_the_page_stands_alone_and_names_are_text():
+    names = hostile()
+    for each in names.brands:
+        each.marketing_sources[:] = each.marketing_sources[:1]
+    found = compare({}, [Period(DAY_4, names)])
+    page = render_page(found, list(HOSTILE_NAMES), made_at="2026-12-01T08:00:00Z", shows_all=True)
+    assert page.startswith("<!doctype html>")
+    assert "<script" not in page
+    assert "</style><b" not in page
+    assert "\x1b" not in page
+    assert "https://" not in page.replace("https://example.com", "")
+    assert Decimal(page.split('<data value="')[2].split('"')[0]) == 433 * len(names.brands) - 3 * len(names.brands)

@@ -1,0 +1,96 @@
+"""What the report commands are told: what makes no sense is refused before settings are read or anything is asked."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from shipper.cli import app
+from shipper.cli.report.options import selected
+from shipper.errors import ShipperError, SourceError
+
+OCTOBER = ("2026-10-01", "2026-10-31")
+SENSELESS = [
+    ([], "Missing argument"),
+    (["1001"], "give ACCOUNT START END"),
+    ([*OCTOBER], "name an account"),
+    (["1001", *OCTOBER, "2026-11-01"], "give ACCOUNT START END"),
+    (["fetsch", *OCTOBER], "'fetsch' is no account's number"),
+    (["0", *OCTOBER], "'0' is no account's number"),
+    (["1001", "2026-10-01", "2026-10-32"], "'2026-10-32' is no day"),
+    (["1001", *OCTOBER, "--account", "x"], "'x' is no account's number"),
+    (["1001", *OCTOBER, "--split", "week"], "week"),
+    (["1001", *OCTOBER, "--format", "pdf"], "pdf"),
+    (["1001", *OCTOBER, "--concurrency", "0"], "concurrency"),
+    (["1001", *OCTOBER, "--tolerance", "NaN"], "'NaN' is no amount"),
+    (["1001", *OCTOBER, "--bom"], "go with --format csv"),
+    (["1001", *OCTOBER, "--delimiter", "tab"], "go with --format csv"),
+    (["1001", *OCTOBER, "--format", "csv", "--delimiter", "x"], "'x' is none of"),
+    (["1001", *OCTOBER, "--format", "parquet"], "--output"),
+    (["1001", *OCTOBER, "--format", "xlsx"], "--output"),
+    (["1001", *OCTOBER, "--output", "."], "is a directory"),
+    (["1001", *OCTOBER, "--output", "no/such/file"], "there is no directory"),
+    (["1001", *OCTOBER, "--accounts-file", "none.txt"], "none.txt: cannot be read as a list of accounts"),
+    (["history", "1001", "2026-10-01"], "give START and END, or neither"),
+    (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),
+    (["watch", "1001", *OCTOBER, "--on-change", "no-such-program"], "there is no command 'no-such-program'"),
+    (["watch", "1001", *OCTOBER, "--on-change", "'"], "is no command"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), SENSELESS)
+def test_what_makes_no_sense_is_refused(
+    arguments: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHIPPER_CONFIG", "/there/is/no/such/file")  # it would be told if it was looked for
+    result = CliRunner().invoke(app, ["report", *arguments])
+    if isinstance(result.exception, ShipperError):
+        assert result.exception.exit_code == 2
+        assert words in str(result.exception)
+    else:
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert words in re.sub(r"\s+", " ", result.stderr)
+
+
+def test_help_of_the_plain_form_names_the_verbs():
+    text = CliRunner().invoke(app, ["report", "-h"], prog_name="shipper").stdout
+    assert text.startswith("Usage: shipper report [OPTIONS] [ACCOUNT] START END\n")
+    for verb in ("fetch", "history", "diff", "watch"):
+        assert f"`{verb}`" in text or f"`shipper report {verb}`" in text
+        help_of_verb = CliRunner().invoke(app, ["report", verb, "--help"], prog_name="shipper").stdout
+        assert help_of_verb.startswith(f"Usage: shipper report {verb} [OPTIONS]")
+        assert "Example: shipper report" in help_of_verb
+
+
+def test_accounts_come_in_the_order_in_which_they_are_named_each_once(tmp_path: Path):
+    file = tmp_path / "accounts"
+    file.write_text("\N{BOM}# partners\n1003\n\n 1002 # late payer\n1003\n7")
+    parts = selected(["9", *OCTOBER], ["8", "9"], str(file), "none")
+    assert [part.account for part in parts] == [9, 8, 1003, 1002, 7]
+    assert {part.days for part in parts} == {(date(2026, 10, 1), date(2026, 10, 31))}
+
+
+def test_day_needs_no_zero_in_front():
+    assert selected(["9", "2026-1-5", "2026-1-9"], None, "", "none")[0].days == (date(2026, 1, 5), date(2026, 1, 9))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("", "has no account's number"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")]
+)
+def test_file_that_is_no_list_of_accounts_is_refused(tmp_path: Path, text: str, words: str):
+    file = tmp_path / "accounts"
+    file.write_text(text)
+    with pytest.raises(SourceError, match=re.escape(words)):
+        selected([*OCTOBER], None, str(file), "none")
+
+
+@pytest.mark.parametrize("word", ["-1", "0", "1e3", "1_000", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 19, "9" * 20])
+def test_what_is_no_account_is_refused(word: str):
+    with pytest.raises(typer.BadParameter, match="is no account's number"):
+        selected([word, *OCTOBER], None, "", "none")
