@@ -170,6 +170,8 @@ class Follower:
             if not self._open_stray(Path(stream.path), now):
                 self._complete(stream)
         if self._is_first_look:
+            for stream in self._book.left(present):
+                self._open_stray(Path(stream.path), now)
             self._seek(absent.lost, now)
             self._begin_at_ends(unknown)
         forget_oldest(self._register, self._book, absent.lost)

@@ -155,6 +155,22 @@ class StreamBook:
                         renamed[known.stream_id] = known
         return list(renamed.values())
 
+    def left(self, present: Iterable[Place]) -> list[Stream]:
+        """
+        Find the streams that were renamed while an earlier run read them, and hold what is not settled: their files
+        have the names by which they were seen last, but are not among those present.
+        """
+        there = set(present)
+        rotated = [each for each in self._streams.values() if each.is_rotated and each.place not in there]
+        return [stream for stream in rotated if self._has_rest(stream)]
+
+    def _has_rest(self, stream: Stream) -> bool:
+        try:
+            status = os.stat(stream.path)
+        except (OSError, ValueError):
+            return False
+        return _place_of(status) == stream.place and self.has_news(stream, status)
+
     def lost(self) -> list[Stream]:
         """Tell which of the streams that were lost have not been found again."""
         return list(self._lost.values())

@@ -318,3 +318,32 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestLivesInACrowd = LivesInACrowd.TestCase
 TestLivesInACrowd.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class _First:
+    """Stands in for what hypothesis draws: the first life, or one chunk."""
+
+    def __init__(self, *drawn: Any) -> None:
+        self.drawn = list(drawn)
+
+    def draw(self, *_: Any, **__: Any) -> Any:
+        return self.drawn.pop(0)
+
+
+def test_what_was_read_but_not_saved_of_a_file_that_left_the_glob_is_read_again_after_a_crash():
+    lives = Lives()
+    try:
+        lives.begin(100)
+        lives.make_file([0])
+        lives.in_the_end_everything_has_arrived()
+        (life,) = lives.lives
+        lives.append(_First(life), [0])
+        lives.rename_out_of_the_glob(_First(life))
+        lives.save(_First(1))
+        lives.what_has_left_is_closed_in_the_end()
+        assert life.saved_at < life.read_at == len(life.content), "there is something to be lost"
+        lives.stop_and_start()
+        assert life.is_owed
+        lives.in_the_end_everything_has_arrived()
+    finally:
+        lives.teardown()
