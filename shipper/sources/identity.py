@@ -135,6 +135,8 @@ class StreamBook:
         same_head.remove(stream)
         if not same_head:
             del self._lost_by_head[_head_of(stream)]
+        # Another file of the same look may be a copy of it.
+        self._placed_by_head.setdefault(_head_of(stream), []).append(stream)
 
     def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
         """Find those whose files have other names in the folders where they were, and note these names."""
@@ -316,7 +318,10 @@ class StreamBook:
         log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
         self._by_place.pop(stream.place, None)
         self._unlose(stream)
-        stream.device, stream.inode = _place_of(content.status())
+        place = _place_of(content.status())
+        if (holder := self._by_place.get(place)) is not None:  # whose file was deleted, so that its inode was given out
+            self._displace(holder)
+        stream.device, stream.inode = place
         stream.path = shown(path)
         stream.compression, stream.is_rotated = content.compression, True
         stream.ended_size = stream.ended_ns = -1
@@ -381,6 +386,7 @@ class StreamBook:
             del self._by_place[stream.place]
         stream.device = stream.inode = 0
         self._displaced.append(stream)
+        self._moved_streams.append(stream)
 
 
 def shown(path: Path | str) -> str:
