@@ -25,7 +25,7 @@ demo: setup ## ship 10,000 sample events to a sandbox in the same process and sh
 	$(BIN)/shipper demo
 
 test: setup ## all tests, in as many processes as JOBS says (3)
-	$(BIN)/pytest -n $(or $(JOBS),3)
+	$(BIN)/pytest -n $(or $(JOBS),3) --dist worksteal
 
 e2e: setup ## only the tests that drive the installed command
 	$(BIN)/pytest tests/e2e
