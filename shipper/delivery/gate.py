@@ -213,8 +213,8 @@ class Gate:
         if believed < records:
             message = (
                 f"the service refused {self._refusals} records one after the other and took none between "
-                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. What it says stands "
-                "in the dead letters, as far as their batch is settled; if it is right, raise the limit"
+                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. What it says of "
+                "those of settled batches, `shipper dead-letters list` shows; if it is right, raise the limit"
             )
             self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
         return believed
