@@ -231,10 +231,10 @@ def test_service_that_takes_no_range_over_a_month_is_asked_month_by_month(shippe
 
     with sandbox(profile=Profile.STRICT) as strict:
         reporter = Reporter(shipper, strict.target)
-        refused = reporter("1001", *QUARTER)
+        refused = reporter("1001", *QUARTER, "--split", "none")
         assert refused.returncode == 1
         assert "then ask for each month by itself: --split month (HTTP 400)" in refused.stderr
-        assert len(json.loads(reporter.good("1001", *QUARTER, "--split", "month", "--format", "json"))) == 3
+        assert len(json.loads(reporter.good("1001", *QUARTER, "--format", "json"))) == 3
 
 
 def test_report_without_brands_is_one(told: Reporter, origin: ReportService):

@@ -49,7 +49,8 @@ AccountsFileOption = Annotated[
     str, typer.Option("--accounts-file", metavar="FILE", help="Further accounts, one a line; - for stdin.")
 ]
 SplitOption = Annotated[
-    Literal["month", "day", "none"], typer.Option("--split", help="One report per month or day, or one of all days.")
+    Literal["month", "day", "none"],
+    typer.Option("--split", help="One report per month (as some services ask for) or day, or none: one of all days."),
 ]
 ConcurrencyOption = Annotated[
     int, typer.Option("--concurrency", min=1, max=_CONCURRENCY_MAX, metavar="N", help="Requests in flight at most.")

@@ -47,7 +47,7 @@ def show(
     words: WordsArgument,
     accounts: AccountsOption = None,
     accounts_file: AccountsFileOption = "",
-    split: SplitOption = "none",
+    split: SplitOption = "month",
     form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
     delimiter: Annotated[

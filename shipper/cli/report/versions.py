@@ -64,7 +64,7 @@ def fetch(
     words: WordsArgument,
     accounts: AccountsOption = None,
     accounts_file: AccountsFileOption = "",
-    split: SplitOption = "none",
+    split: SplitOption = "month",
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
     checks: ChecksOption = False,

@@ -33,7 +33,7 @@ def watch(
     words: WordsArgument,
     accounts: AccountsOption = None,
     accounts_file: AccountsFileOption = "",
-    split: SplitOption = "none",
+    split: SplitOption = "month",
     interval: Annotated[
         float, typer.Option("--interval", min=1, metavar="SECONDS", help="How long to wait, give or take a tenth.")
     ] = 3600.0,
