@@ -80,7 +80,7 @@ def fetch(
 
     Works while a shipper runs.
 
-    Example: shipper report fetch 1001 2026-10-01 2026-12-31 --split month
+    Example: shipper report fetch 1001 2026-10-01 2026-12-31
     """
     parts = selected(words, accounts, accounts_file, split)
     amount = tolerance_of(tolerance)
