@@ -12,7 +12,6 @@ import math
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from random import Random
 from typing import Final, Literal, NamedTuple, Protocol
 
@@ -26,8 +25,8 @@ from anyio.to_thread import run_sync
 from shipper.batching import Batcher
 from shipper.codec import Codec, latest_timestamp, tally
 from shipper.config import Settings, require_endpoint
-from shipper.delivery.credentials import ClockSkew, Credentials
-from shipper.delivery.endpoint import Endpoint, make_ssl_context, post_form
+from shipper.delivery.credentials import ClockSkew, Credentials, credentials_of
+from shipper.delivery.endpoint import Endpoint, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.parting import sent_event
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
@@ -232,12 +231,11 @@ class Pipeline:
         """
         endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
         ssl_context = make_ssl_context(endpoint, "intake")
-        credentials = Credentials(
+        credentials = credentials_of(
             endpoint,
+            delivery,
             section="intake",
-            post_form=partial(
-                post_form, endpoint=endpoint, delivery=delivery, ssl_context=ssl_context, section="intake"
-            ),
+            ssl_context=ssl_context,
             wall_time=self._wall_time,
             rng=self._rng,
         )

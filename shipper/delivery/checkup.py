@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Final
 
@@ -12,8 +11,15 @@ import anyio
 from msgspec import Struct
 
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent, post_form
+from shipper.delivery.credentials import (
+    SKEW_TOLD_S,
+    Authorization,
+    ClockSkew,
+    Credentials,
+    NoTokenError,
+    credentials_of,
+)
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent
 from shipper.delivery.reach import Reach, Result
 from shipper.delivery.verdicts import Action, Verdict, judge
 from shipper.errors import ConfigError
@@ -159,17 +165,11 @@ class Checkup:
             self._tell_verdict(verdict, probe, credentials.token_expires_at, key="second-key")
 
     def _credentials(self, ssl_context: ssl.SSLContext | None) -> Credentials:
-        post = partial(
-            post_form,
-            endpoint=self._endpoint,
-            delivery=self._delivery,
-            ssl_context=ssl_context,
-            section=self._section,
-        )
-        return Credentials(
+        return credentials_of(
             self._endpoint,
+            self._delivery,
             section=self._section,
-            post_form=post,
+            ssl_context=ssl_context,
             now=self._now,
             wall_time=self._wall_time,
             rng=self._rng,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
 import anyio
 import structlog
 
-from shipper.config import EndpointSettings
+from shipper.config import DeliverySettings, EndpointSettings
+from shipper.delivery.endpoint import post_form
 from shipper.delivery.keeper import Keeper
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
@@ -17,7 +20,15 @@ from shipper.delivery.verdicts import Action
 from shipper.delivery.waits import epoch_s
 from shipper.secrets import MASK
 
-__all__ = ["SKEW_TOLD_S", "Authorization", "ClockSkew", "Credentials", "NoTokenError", "PostForm"]
+__all__ = [
+    "SKEW_TOLD_S",
+    "Authorization",
+    "ClockSkew",
+    "Credentials",
+    "NoTokenError",
+    "PostForm",
+    "credentials_of",
+]
 
 log = structlog.get_logger("delivery")
 
@@ -164,6 +175,21 @@ class Credentials:
         # While both are refused they take turns, which need not be told each time.
         tell = log.debug if key.last_value in self._refused_keys else log.warning
         tell("key_switched", key=key.name)
+
+
+def credentials_of(
+    endpoint: EndpointSettings,
+    delivery: DeliverySettings,
+    *,
+    section: str,
+    ssl_context: ssl.SSLContext | None,
+    now: Callable[[], float] = anyio.current_time,
+    wall_time: Callable[[], float],
+    rng: Random,
+) -> Credentials:
+    """Make the credentials of an endpoint whose tokens come the way its requests go; arguments and errors as above."""
+    post = partial(post_form, endpoint=endpoint, delivery=delivery, ssl_context=ssl_context, section=section)
+    return Credentials(endpoint, section=section, post_form=post, now=now, wall_time=wall_time, rng=rng)
 
 
 class ClockSkew:

@@ -23,8 +23,8 @@ from msgspec.structs import replace
 
 from shipper import wire
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.credentials import Credentials, NoTokenError
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
+from shipper.delivery.credentials import NoTokenError, credentials_of
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
 from shipper.errors import ReportError
@@ -77,14 +77,8 @@ class ReportClient:
         self._patience_s = give_up_after_s
         self._failing_since: float | None = None  # whatever was asked for
         self._gate = Gate(delivery, give_up_after_s=None, rng=rng)
-        self._credentials = Credentials(
-            endpoint,
-            section="report",
-            post_form=partial(
-                post_form, endpoint=endpoint, delivery=delivery, section="report", ssl_context=ssl_context
-            ),
-            wall_time=wall_time,
-            rng=rng,
+        self._credentials = credentials_of(
+            endpoint, delivery, section="report", ssl_context=ssl_context, wall_time=wall_time, rng=rng
         )
         self._endpoints = [
             Endpoint(endpoint, delivery, section="report", ssl_context=ssl_context) for _ in range(concurrency)

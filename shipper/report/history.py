@@ -23,6 +23,7 @@ from shipper.errors import StateError
 from shipper.report.content import content_hash
 from shipper.report.history_file import FILE_NAME, open_database, understood
 from shipper.report.ranges import DateRange
+from shipper.state.schema import all_or_nothing
 
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
@@ -138,13 +139,7 @@ class History:
         Raises:
             StateError: The database cannot be read.
         """
-        with understood(self._path):
-            rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND first_day = ? AND last_day = ?"
-                " ORDER BY last_fetched_at, number",
-                (account, start.isoformat(), end.isoformat()),
-            ).fetchall()
-        return [_version(row) for row in rows]
+        return self._select("first_day = ? AND last_day = ?", account, start, end)
 
     def within(self, account: int, start: date, end: date) -> list[Version]:
         """
@@ -155,9 +150,12 @@ class History:
         Raises:
             StateError: The database cannot be read.
         """
+        return self._select("first_day >= ? AND last_day <= ?", account, start, end)
+
+    def _select(self, days: str, account: int, start: date, end: date) -> list[Version]:
         with understood(self._path):
             rows = self._db.execute(
-                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND first_day >= ? AND last_day <= ?"
+                f"SELECT {_COLUMNS} FROM versions WHERE account = ? AND {days}"
                 " ORDER BY first_day, last_day, last_fetched_at, number",
                 (account, start.isoformat(), end.isoformat()),
             ).fetchall()
@@ -206,14 +204,8 @@ class History:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
+            with all_or_nothing(self._db):
                 yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
         except sqlite3.Error as error:
             raise StateError(
                 f"{self._path} cannot be written ({error}); this version of the report is not kept, fetch it again"

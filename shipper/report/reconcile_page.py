@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from importlib.resources import files
 from itertools import groupby
 from typing import Final
 
-from shipper.report.page.markup import Html, data, join, tag
+from shipper.report.page.markup import Html, data, document, join, tag
 from shipper.report.reconcile_rows import Reconciliation, Row
 from shipper.report.reconcile_words import STATUS_WORDS, Names, remarks, said_of, span_of, totals_of, verdict
 from shipper.report.wording import moment, number, with_sign
 
-# Not even a name with markup that slipped through could load or run anything.
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _STYLE: Final = """
 .said { white-space: normal; min-width: 220px; }
 .verdict { font-size: 17px; font-weight: 600; margin-top: 22px; max-width: 80ch; }
@@ -37,16 +34,6 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
         An HTML document, to be written as UTF-8.
     """
     names = Names(found)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"Reconciliation: {names.account}"),
-        Html(f"<style>{files('shipper.report.page').joinpath('page.css').read_text('utf-8')}{_STYLE}</style>"),
-    )
     differing = [row for row in found.rows if row.difference]
     sections = [
         _head(found, names, made_at),
@@ -59,8 +46,8 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
         sections.append(_section("Not in this account's report", _elsewhere(found, names)))
     said = [*remarks(found, shows_elsewhere=shows_all), *notes]
     footer = tag("section", tag("h2", "Notes"), tag("ul", *(tag("li", each) for each in said))) if said else None
-    body = tag("body", tag("main", *sections), tag("footer", footer))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    title = f"Reconciliation: {names.account}"
+    return document(title, tag("main", *sections), tag("footer", footer), style=_STYLE)
 
 
 def _head(found: Reconciliation, names: Names, made_at: str) -> Html:

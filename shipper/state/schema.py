@@ -125,6 +125,19 @@ _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w
 
 
 @contextmanager
+def all_or_nothing(db: sqlite3.Connection) -> Iterator[None]:
+    """Do what is within in one transaction, or nothing of it."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
 def understood(path: Path) -> Iterator[None]:
     """
     Translate what goes wrong when the database is opened or read.

@@ -25,6 +25,7 @@ from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
+    all_or_nothing,
     bring_up_to_date,
     consumer_id_of,
     is_current,
@@ -135,15 +136,8 @@ class Store:
             StateError: It cannot be written for another reason.
         """
         try:
-            with self._lock:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+            with self._lock, all_or_nothing(self._db):
+                yield
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             raise (StateUnwritableError if code in _FOR_NOW else StateError)(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,28 +20,17 @@ from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.checkup import EMPTY_BATCH, Checkup, Item, life_words
 from shipper.delivery.reach import certificate_words
 from shipper.secrets import LiteralSecret, SecretReference
+from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, close, stall
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")
 PROXY_USER = {"proxy_username": "the-user", "proxy_password": LiteralSecret("the-proxy-password")}
 
-Run = Callable[[Callable[[], Awaitable[None]]], None]
 
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function on an event loop, with a limit."""
-
-    def run(main: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(20):
-                await main()
-
-        backend = "trio" if request.param == "trio" else "asyncio"
-        anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if request.param == "uvloop" else {})
-
-    return run
+    return runner(request.param, limit_s=20)
 
 
 async def look(url: str, *, delivery: dict[str, Any] | None = None, asks: bool = False, **changes: Any) -> list[Item]:

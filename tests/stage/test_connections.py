@@ -8,7 +8,7 @@ import logging
 import socket
 import ssl
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,27 +34,16 @@ from shipper.delivery.progress import Progress
 from shipper.delivery.verdicts import Answer
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, SecretReference
+from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, Reply, close, head_and_close, reset, stall
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 AUTHORIZATION = Authorization("the-token", "the-key")
 
-Run = Callable[[Callable[[], Awaitable[None]]], None]
 
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function on an event loop, with a limit."""
-
-    def run(main: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(20):
-                await main()
-
-        backend = "trio" if request.param == "trio" else "asyncio"
-        anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if request.param == "uvloop" else {})
-
-    return run
+    return runner(request.param, limit_s=20)
 
 
 @asynccontextmanager

@@ -29,6 +29,7 @@ from tests.e2e.driver import wait_until
 from tests.fakes import answer as answered
 from tests.report_documents import brand, entry, report
 from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal, token
+from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import reset, stall
 
 T = TypeVar("T")
@@ -37,22 +38,10 @@ START, END = date(2026, 10, 1), date(2026, 10, 31)
 NAMED = "account 1001, 2026-10-01 to 2026-10-31: "
 NO_KEY = refusal(401, "Access denied due to invalid subscription key. Make sure to provide a valid key.")
 
-Run = Callable[[Callable[[], Awaitable[None]]], None]
 
-
-@pytest.fixture(params=["asyncio", "uvloop", "trio"])
+@pytest.fixture(params=LOOPS)
 def run(request: pytest.FixtureRequest) -> Run:
-    """Run an async function on an event loop, with a limit."""
-
-    def run(main: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(30):
-                await main()
-
-        backend = "trio" if request.param == "trio" else "asyncio"
-        anyio.run(limited, backend=backend, backend_options={"use_uvloop": True} if request.param == "uvloop" else {})
-
-    return run
+    return runner(request.param, limit_s=30)
 
 
 @pytest.fixture
@@ -489,7 +478,7 @@ def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.
         body = token("a-token").partition(b"\r\n\r\n")[2]
         return Answer(200, "application/json", "", body) if anyio.current_time() > 30 else answered(503)
 
-    monkeypatch.setattr(client_module, "post_form", post_form)
+    monkeypatch.setattr("shipper.delivery.credentials.post_form", post_form)
     oauth2 = OAuth2Settings(token_url="https://login.example.com/", client_id="x", client_secret=LiteralSecret("y"))
     model = Model()
     assert virtual(model, one, section={"token": None, "oauth2": oauth2}).report

@@ -7,17 +7,12 @@ It is the same for the same input, light or dark as the reader has it, and print
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib.resources import files
-from typing import Final
 
 from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
-from shipper.report.page.markup import Html, join, tag
+from shipper.report.page.markup import Html, document, join, tag
 from shipper.report.rows import Fetched, by_account
 from shipper.report.wording import clean, moment, period, with_code
-
-# Not even a name with markup that slipped through could load or run anything.
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
 def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = ()) -> str:
@@ -32,18 +27,8 @@ def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = ()) -> str
     """
     accounts = [Account(periods) for periods in by_account(fetched)]
     names = ", ".join(_name(account) for account in accounts)
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="referrer", content="no-referrer"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"Affiliate daily report: {names}"),
-        Html(f"<style>{files(__package__).joinpath('page.css').read_text('utf-8')}</style>"),
-    )
-    body = tag("body", *(_account(account) for account in accounts), tag("footer", _findings(findings)))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    title = f"Affiliate daily report: {names}"
+    return document(title, *(_account(account) for account in accounts), tag("footer", _findings(findings)))
 
 
 def _account(account: Account) -> Html:
