@@ -45,6 +45,9 @@ class Stream(Struct, eq=False, kw_only=True):
         head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
         marker_bytes, marker_digest: Length and digest of the last bytes (at most 64) before the checkpoint.
         framing: How its records lie in it.
+        settled_until: Everything that was in it at this moment is settled and saved; seconds since the epoch, None =
+            not known.
+        mark: The end of its content at a look, and when that was: what `settled_until` becomes once it is passed.
     """
 
     stream_id: int
@@ -64,6 +67,8 @@ class Stream(Struct, eq=False, kw_only=True):
     marker_bytes: int = 0
     marker_digest: bytes = b""
     framing: Framing = LINES
+    settled_until: float | None = None
+    mark: tuple[int, float | None] = (0, None)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -75,8 +80,19 @@ class Stream(Struct, eq=False, kw_only=True):
         """Whether everything that it was known to hold is settled and saved."""
         return self.checkpoint >= self.size
 
+    def note_end(self, end: int, at: float) -> None:
+        """Take note of where its content ended at a moment; until the last such mark is settled, that one counts."""
+        if self.checkpoint >= self.mark[0]:
+            self.mark = end, at
+
+    def settled_until_with(self, checkpoint: int) -> float | None:
+        """Tell up to when everything is settled if the checkpoint is there."""
+        end, at = self.mark
+        return at if checkpoint >= end and at is not None else self.settled_until
+
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
         """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""
+        self.settled_until = self.settled_until_with(offset)
         self.checkpoint = offset
         self.marker_bytes = len(tail)
         self.marker_digest = digest(tail)

@@ -126,7 +126,7 @@ class FilesOnce:
                 self._end(stream)
                 return False
             self._reader = self._book.open(path)
-            self._reader.note_size(self._status)
+            self._reader.note_size(self._status, self._wall_time())
             self._read_streams.append(self._reader.stream)
         except (OSError, SourceError) as error:
             self._tell_unreadable(path, error)
@@ -145,7 +145,7 @@ class FilesOnce:
                 if not reader.content.compression:
                     self.done_bytes += chunk.end_offset - chunk.start_offset
                 return chunk
-            reader.note_end(self._status)
+            reader.note_end(self._status, self._wall_time())
             self._end(reader.stream)
         except (OSError, SourceError) as error:
             self._tell_unreadable(reader.path, error)

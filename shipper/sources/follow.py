@@ -462,6 +462,7 @@ class Follower:
     def _read_one(self, file: _Followed, now: float) -> Chunk | None:
         """Read a chunk of a file; None at its end, or if it cannot be read for now."""
         try:
+            wall_time = self._wall_time()
             status = file.reader.content.status()
             if file.has_changed(status):
                 if not file.reader.is_intact():
@@ -471,10 +472,10 @@ class Follower:
                 file.status, file.grew_at = status, now
             file.is_final = self._is_final(file, now)
             reader = file.reader
-            reader.note_size(status)
+            reader.note_size(status, wall_time)
             chunk = reader.read(is_final=file.is_final)
             if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
-                reader.note_end(status)
+                reader.note_end(status, wall_time)
             else:
                 self._wake(file)
             return chunk

@@ -123,14 +123,16 @@ class StreamReader:
         head = self.content.pread(self.stream.head_bytes, 0)
         return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head_digest)
 
-    def note_size(self, status: os.stat_result) -> None:
-        """Remember how much there is to read; of an archive, nobody knows."""
+    def note_size(self, status: os.stat_result, wall_time: float) -> None:
+        """Remember how much there is to read at that moment; of an archive, nobody knows."""
         if not self.content.compression:
             self.stream.size = status.st_size
+            self.stream.note_end(status.st_size, wall_time)
 
-    def note_end(self, status: os.stat_result) -> None:
+    def note_end(self, status: os.stat_result, wall_time: float) -> None:
         """Remember that the end was reached, and what the file looked like before; a torn line is no record yet."""
         self.stream.size = self.offset
+        self.stream.note_end(self.offset, wall_time)
         if self.offset >= self.content.size() and self.content.is_ended():
             self.stream.ended_size, self.stream.ended_ns = status.st_size, status.st_mtime_ns
 

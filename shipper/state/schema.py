@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from shipper.errors import StateError
 
-SCHEMA_VERSION: Final = 4
+SCHEMA_VERSION: Final = 5
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -77,7 +77,8 @@ CREATE TABLE streams (
     size INTEGER NOT NULL DEFAULT 0,
     ended_size INTEGER NOT NULL DEFAULT -1,
     ended_ns INTEGER NOT NULL DEFAULT -1,
-    is_rotated INTEGER NOT NULL DEFAULT 0
+    is_rotated INTEGER NOT NULL DEFAULT 0,
+    settled_until REAL -- everything that was in it at this moment is settled; NULL = not known
 ) STRICT;
 CREATE INDEX streams_by_inode ON streams (device, inode);
 CREATE TABLE totals (
@@ -115,11 +116,13 @@ ALTER TABLE streams ADD COLUMN ended_ns INTEGER NOT NULL DEFAULT -1;
 ALTER TABLE streams ADD COLUMN is_rotated INTEGER NOT NULL DEFAULT 0;
 {_INPUTS}
 """
+_FROM_4: Final = "ALTER TABLE streams ADD COLUMN settled_until REAL;"
 _STEPS: Final = {
     0: _SCHEMA,
-    1: _FROM_1 + _FROM_2 + _LEDGER,
-    2: _FROM_2 + _LEDGER,
-    3: _LEDGER,
+    1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4,
+    2: _FROM_2 + _LEDGER + _FROM_4,
+    3: _LEDGER + _FROM_4,
+    4: _FROM_4,
 }  # by the version that is there
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
 

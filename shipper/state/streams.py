@@ -15,9 +15,9 @@ from shipper.state.schema import understood
 
 _COLUMNS: Final = (
     *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns", "is_rotated"),
-    *("checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest"),
+    *("checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest", "settled_until"),
 )
-_SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "updated_at")
+_SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
 
 
 def _upsert(updated: Sequence[str]) -> str:
@@ -67,7 +67,12 @@ class StreamTable:
 
     def save(self, stream: Stream, checkpoint: int, tail: bytes, now_s: float) -> None:
         """Write a stream within a transaction; `tail` are the last bytes before the checkpoint."""
-        settled = {"checkpoint": checkpoint, "marker_bytes": len(tail), "marker_digest": digest(tail)}
+        settled = {
+            "checkpoint": checkpoint,
+            "marker_bytes": len(tail),
+            "marker_digest": digest(tail),
+            "settled_until": stream.settled_until_with(checkpoint),
+        }
         self._write(_SAVE, stream, {**settled, "updated_at": now_s})
 
     def _write(self, statement: str, stream: Stream, changes: dict[str, object]) -> None:

@@ -105,6 +105,7 @@ def version_3(path: Path) -> None:
     Store(path.parent).close()
     with closing(sqlite3.connect(path)) as db:
         db.executescript("UPDATE totals SET read = 10, accepted = 7; DROP TABLE ledger; PRAGMA user_version = 3")
+        db.executescript("ALTER TABLE streams DROP COLUMN settled_until")
 
 
 @pytest.mark.parametrize("make", [version_1, version_2, version_3])

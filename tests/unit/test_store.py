@@ -156,3 +156,23 @@ def test_the_second_user_of_a_directory_is_told_who_the_first_is(tmp_path: Path)
         holder.wait(10)
         with locked_directory(tmp_path):
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_a_stream_is_settled_until_the_last_moment_whose_end_the_checkpoint_has_passed(store: Store):
+    def save(end: int, now_s: float) -> float | None:
+        store.save([Checkpoint(stream=stream, end_offset=end, **nothing)], now_s)
+        stream.move_checkpoint(end, b"tail")
+        (saved,) = store.streams.known("file")
+        assert saved.settled_until == stream.settled_until
+        return saved.settled_until
+
+    stream = Stream(stream_id=1, kind="file", path="a", device=1, inode=5)
+    nothing: dict[str, Any] = {"tail": b"tail", "read": 0, "accepted": 0, "duplicates": 0, "rejections": []}
+    assert save(0, 1.0) is None, "nobody has looked yet"
+    stream.note_end(100, 10.0)
+    stream.note_end(150, 11.0)
+    assert save(60, 12.0) is None
+    assert save(100, 13.0) == 10.0, "the first mark counts until it is passed, or a busy file would never pass one"
+    stream.note_end(200, 14.0)
+    assert save(199, 15.0) == 10.0
+    assert save(300, 16.0) == 14.0

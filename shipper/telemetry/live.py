@@ -1,0 +1,112 @@
+"""
+What a running shipper says of itself: one snapshot, of which logs, metrics, the status page and `shipper status` are
+renderings.
+
+It is made once a second by the event loop that ships, and kept in the state directory as `live.json`, so that it can
+be read without asking the process, and after its end.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+Phase = Literal["starting", "running", "draining", "stopped"]
+
+
+class Pause(Struct, frozen=True):
+    """
+    Why nothing is delivered or saved at the moment.
+
+    Attributes:
+        reason: One word, a key of `pauses.ADVICE`.
+        message: What happened, for a person.
+        advice: What to do about it.
+        since: Seconds since the epoch.
+        next_probe_at: When it is tried again, seconds since the epoch; None if that is not known.
+    """
+
+    reason: str
+    message: str
+    advice: str
+    since: float
+    next_probe_at: float | None = None
+
+
+class Live(Struct, frozen=True, kw_only=True):
+    """
+    A shipper at one moment. Counts are of this process, from its start; `read` is the sum of the other four.
+
+    Attributes:
+        command: Such as `run`; `library` for an application that embeds it.
+        at: When this was made, seconds since the epoch, like all moments here.
+        outcome: How it ended, once it has: a word of `pipeline.Outcome`.
+        input_ended: The input was read to its end.
+        pending: Records that were read and are not settled yet.
+        dead_letters: Records that were refused, by rule.
+        requests: Answers by status, such as `202`, or `none` where there was none.
+        retries: Repeated attempts, by reason.
+        settled_bytes: Of all inputs, by this process.
+        total_bytes: Of an input with an end, its size, if known.
+        accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
+        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
+        concurrency_limit: Requests that may be in flight.
+        lag_bytes: Known to exist and not settled, of all files.
+        spool_bytes: Of standard input, on disk.
+        oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
+        unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
+        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
+        pauses: Empty while all is well.
+        commits: Transactions of the state store.
+    """
+
+    version: str
+    process_id: int
+    command: str
+    phase: Phase
+    started_at: float
+    at: float
+    outcome: str = ""
+    input_ended: bool = False
+    read: int = 0
+    accepted: int = 0
+    dead_lettered: int = 0
+    duplicates: int = 0
+    pending: int = 0
+    dead_letters: dict[str, int] = {}
+    batches: int = 0
+    requests: dict[str, int] = {}
+    retries: dict[str, int] = {}
+    settled_bytes: int = 0
+    total_bytes: int | None = None
+    accepted_per_second: float = 0.0
+    settled_bytes_per_second: float = 0.0
+    latency_p50_seconds: float | None = None
+    latency_p95_seconds: float | None = None
+    in_flight: int = 0
+    concurrency_limit: int = 0
+    lag_bytes: int = 0
+    spool_bytes: int = 0
+    oldest_unsettled_seconds: float | None = None
+    unreachable_bytes: int = 0
+    last_accepted_at: float | None = None
+    token_expires_at: float | None = None
+    certificate_expires_at: float | None = None
+    pauses: list[Pause] = []
+    commits: int = 0
+
+
+class Moment(Struct, frozen=True, array_like=True):
+    """
+    One point of the charts: `at`, seconds since the epoch; accepted per second; latency (median and 95th percentile of
+    the answers since the last point, seconds; None without any); requests in flight; bytes of lag; whether it paused.
+    """
+
+    at: float
+    accepted_per_second: float
+    latency_p50_seconds: float | None
+    latency_p95_seconds: float | None
+    in_flight: int
+    lag_bytes: int
+    is_paused: bool

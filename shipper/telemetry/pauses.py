@@ -1,0 +1,27 @@
+"""Why delivery pauses: one word each, and what a person can do about it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Every pause ends by itself once its cause is gone; nothing is lost meanwhile.
+ADVICE: Final = {
+    "unavailable": "the service or the way to it is down; there is nothing to do here",
+    "throttled": "the service asks for fewer requests; --rate, or a lower delivery.max_concurrency",
+    "quota": "the quota of the subscription is used up; have it raised, or wait until it is replenished",
+    "subscription_key": "put a valid key where intake.subscription_key points to; a file may be replaced at any time",
+    "token": "put a valid token where intake.token points to, or mend intake.oauth2; a file may be replaced at any time",
+    "token_endpoint": "look at the token endpoint, and at intake.oauth2.token_url",
+    "credentials": "mend the file or command that the named secret comes from, or the client id and secret",
+    "forbidden": "have the service's operator check what the token and the subscription key are allowed to do",
+    "not_found": "check intake.base_url, and whether a proxy stands in between",
+    "redirect": "check intake.base_url: redirects are not followed",
+    "html_answer": "check intake.base_url: a web page answers there, a proxy's or a portal's perhaps",
+    "tls": "mend the certificate problem that is named: intake.ca_bundle, the host name, the expiry, the client's own",
+    "unexpected_answer": "check whether it is the service at all that answers at intake.base_url",
+    "unreadable_answer": "check whether it is the service at all that answers at intake.base_url",
+    "systematic_rejection": "see what the service says: shipper dead-letters list; then mend the mapping, or raise "
+    "delivery.poison_limit",
+    "dead_letters_full": "shipper dead-letters list, then purge or replay; or raise state.dead_letter_max_bytes",
+    "state_unwritable": "make room on the disk of state.directory, or make it writable again",
+}
