@@ -11,18 +11,39 @@ checkpoint. A crash may repeat a delivery, with the same EventId; it never loses
 
 Where to look; imports go down this list only, and the packages of one line do not import each other:
 
-    cli         the commands; the only place that prints, exits and reads the clock of the wall
+    cli, library                                 the commands; `Shipper`, for applications; the only clocks of the wall
+    admin       the status page, metrics and probes of a running shipper
     pipeline    wires the stages; stop and drain; the summary
     report      the daily report: fetched through delivery, compared with the ledger of the state
     sources, delivery, state, sandbox            the stages, and the service on loopback
     codec, batching                              rules, fast and slow path; when a batch closes
     config      every key; `settings_sources` reads them, `settings_schema` knows their types, `secrets`, `addresses`
+    serving     a socket, and a server in a thread, for the sandbox and the admin address
     records, wire, errors                        the values that flow; the service's documents; what goes wrong
-    telemetry   open to all
+    telemetry   open to all: logs, and the snapshot that a running shipper makes of itself every second
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from shipper.config import load_settings
+    from shipper.library import Shipper
+
+__all__ = ["Shipper", "__version__", "load_settings"]
 
 __version__: Final = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """Import what applications use when it is asked for, so that the commands start without it."""
+    if name == "Shipper":
+        from shipper.library import Shipper
+
+        return Shipper
+    if name == "load_settings":
+        from shipper.config import load_settings
+
+        return load_settings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -73,6 +73,33 @@ def _wrong(what: str, key: str) -> ConfigError:
     return ConfigError(f"{what}; expected an address such as {example}{hint}", key=key)
 
 
+def check_listen_address(written: str, *, key: str) -> None:
+    """
+    Check an address to listen on.
+
+    Raises:
+        ConfigError: It is not HOST:PORT.
+    """
+    try:
+        listen_address(written)
+    except ValueError:
+        what = f"{written!r} is no address to listen on; expected HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464"
+        raise ConfigError(f'{what}, or "" for none', key=key) from None
+
+
+def listen_address(written: str) -> tuple[str, int]:
+    """
+    Part an address to listen on into host and port.
+
+    Raises:
+        ValueError: It is none.
+    """
+    url = urlsplit(f"//{written}")
+    if not url.hostname or url.port is None or url.netloc != written or "@" in written:
+        raise ValueError(written)
+    return url.hostname, url.port
+
+
 def is_loopback(host: str) -> bool:
     """Say whether a host is this machine: 127.0.0.0/8, ::1 or `localhost`; no name is looked up."""
     try:

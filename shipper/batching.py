@@ -34,14 +34,14 @@ class Batcher:
     Collects events until one of the three limits closes the batch.
 
     Args:
-        max_events: Events in one request, at least 1.
+        max_events: Events in one request, at least 1; may be changed.
         max_bytes: Bytes of one body as sent; a record alone always fits, as the settings see to.
         linger_s: Longest wait of the batch's first event, seconds.
         unique_consumers: Whether a ConsumerID may stand only once in a batch.
     """
 
     def __init__(self, *, max_events: int, max_bytes: int, linger_s: float, unique_consumers: bool = True) -> None:
-        self._max_events = max_events
+        self.max_events = max_events
         self._max_bytes = max_bytes
         self._linger_s = linger_s
         self._unique_consumers = unique_consumers
@@ -65,7 +65,7 @@ class Batcher:
     @property
     def room_events(self) -> int:
         """How many events more the open batch may take; 0 when it is full."""
-        return self._max_events - self._events
+        return max(0, self.max_events - self._events)
 
     @property
     def room_bytes(self) -> int:
@@ -74,12 +74,12 @@ class Batcher:
 
     @property
     def is_full(self) -> bool:
-        return self._events >= self._max_events
+        return self._events >= self.max_events
 
     @property
     def is_congested(self) -> bool:
         """Whether so many events wait for a later batch that no more should be added before some are sent."""
-        return len(self._deferred) >= self._max_events or (
+        return len(self._deferred) >= self.max_events or (
             bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
         )
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shipper.addresses import check_address, checked_base_url
+from shipper.addresses import check_address, check_listen_address, checked_base_url
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
 from shipper.settings_mapping import FIELDS, FieldSource, field_sources
@@ -24,7 +24,6 @@ from shipper.settings_sources import Written, build, read_written
 from shipper.wire import BODY_HEAD, BODY_TAIL
 
 __all__ = [
-    "NOT_YET",
     "AdminSettings",
     "BatchSettings",
     "DeliverySettings",
@@ -279,7 +278,13 @@ class DeliverySettings(Section, frozen=True):
     drain_timeout_seconds: Annotated[
         float, Meta(ge=0, le=86_400, description="time to settle what was read, after a stop was asked for")
     ] = 25.0
-    drain: Annotated[Literal["input", "until_idle"], Meta(description="input: a stop ends reading at once")] = "input"
+    drain: Annotated[
+        Literal["input", "until_idle"],
+        Meta(description="input: a stop ends reading at once; until_idle: once nothing new comes any more"),
+    ] = "input"
+    drain_idle_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long nothing new has come by then, for drain = until_idle")
+    ] = 5.0
     traceparent: Annotated[bool, Meta(description="send a traceparent header with every attempt")] = True
     compression: Annotated[Literal["none", "gzip"], Meta(description="Content-Encoding of requests")] = "none"
 
@@ -341,9 +346,15 @@ class LogSettings(Section, frozen=True):
 
 
 class AdminSettings(Section, frozen=True):
-    """Metrics, health and status over HTTP."""
+    """Metrics, health and status over HTTP, while `shipper run` runs."""
 
-    listen: Annotated[str, Meta(description="host:port to listen on; empty = off")] = ""
+    listen: Annotated[str, Meta(description="host:port to listen on; empty = off", examples=["127.0.0.1:9464"])] = (
+        "127.0.0.1:9464"
+    )
+
+    def __post_init__(self) -> None:
+        if self.listen:
+            check_listen_address(self.listen, key="listen")
 
 
 class Settings(Section, frozen=True):
@@ -369,15 +380,6 @@ class Settings(Section, frozen=True):
                 f"which is input.max_record_bytes {self.input.max_record_bytes} + {ENVELOPE_BYTES} around it",
                 key="batch.max_bytes",
             )
-
-
-# What decodes but does not exist yet, so that writing it is an error instead of being ignored: key -> the
-# values that work already (`int` stands for every whole number); () = none, the key has to go. Whoever builds
-# one of these deletes its line.
-NOT_YET: Final[Mapping[str, tuple[object, ...]]] = {
-    "delivery.drain": ("input",),
-    "admin.listen": ("",),
-}
 
 
 def load_settings(
@@ -418,7 +420,7 @@ def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str])
     if "state.directory" not in written:
         # Not part of `written`: a default was not written by anybody.
         written = {**written, "state.directory": Written(default_state_directory(environ), source="default")}
-    return build(Settings, written, not_yet=NOT_YET)
+    return build(Settings, written)
 
 
 def _check_timezone(name: str) -> None:

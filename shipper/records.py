@@ -81,8 +81,13 @@ class Stream(Struct, eq=False, kw_only=True):
         return self.checkpoint >= self.size
 
     def note_end(self, end: int, at: float) -> None:
-        """Take note of where its content ended at a moment; until the last such mark is settled, that one counts."""
-        if self.checkpoint >= self.mark[0]:
+        """
+        Take note of where its content ended at a moment.
+
+        A mark counts until it is passed, or a busy input would never pass one; but one that turns out to lie in a torn
+        line gives way.
+        """
+        if self.checkpoint >= self.mark[0] or end < self.mark[0]:
             self.mark = end, at
 
     def settled_until_with(self, checkpoint: int) -> float | None:
@@ -96,6 +101,23 @@ class Stream(Struct, eq=False, kw_only=True):
         self.checkpoint = offset
         self.marker_bytes = len(tail)
         self.marker_digest = digest(tail)
+
+
+class Backlog(Struct, frozen=True, kw_only=True):
+    """
+    What a source has before it.
+
+    Attributes:
+        lag_bytes: Known to exist and not settled.
+        spool_bytes: Kept on disk of an input that cannot be read twice.
+        total_bytes: Size of an input that has an end; None if it has none, or it is not known.
+        unreachable_bytes: Of inputs that this run found gone before they were read.
+    """
+
+    lag_bytes: int = 0
+    spool_bytes: int = 0
+    total_bytes: int | None = None
+    unreachable_bytes: int = 0
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):
@@ -169,6 +191,7 @@ class Span(Struct, eq=False, kw_only=True):
     A stretch of one stream and what became of its records.
 
     Attributes:
+        opened_at: When it was handed to the batcher, on the event loop's clock.
         chunk: Where its records stand as they came; None once no record is unsettled.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
@@ -183,6 +206,7 @@ class Span(Struct, eq=False, kw_only=True):
     tail: bytes
     records: int
     unsettled: int
+    opened_at: float = 0.0
     chunk: Chunk | None = None
     accepted: int = 0
     duplicates: int = 0

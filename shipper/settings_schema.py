@@ -1,7 +1,8 @@
 """
 What can be written in the settings, seen from outside: keys, types, limits and descriptions, read off the Structs.
 
-Errors, the commented file of `config init` and `config show` all speak from here, so that they cannot disagree.
+Errors, the commented file of `config init`, `config show` and `config schema` all speak from here, so that they cannot
+disagree.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import msgspec
 from msgspec import Struct
 
-from shipper.secrets import Secret
+from shipper.secrets import Secret, SecretReference
 
 
 class Leaf(NamedTuple):
@@ -74,19 +75,13 @@ def section_in(type_: Any) -> type[Struct] | None:
     return next((bare for bare in _bare(type_) if isinstance(bare, type) and issubclass(bare, Struct)), None)
 
 
-def expectation(leaf: Leaf, works: tuple[object, ...] | None = None) -> str:
-    """
-    Describe the values of a key: `a whole number, at least 1, at most 256`.
-
-    Args:
-        leaf: The key.
-        works: Its entry among the keys that are not complete yet, if any; other choices are left out.
-    """
+def expectation(leaf: Leaf) -> str:
+    """Describe the values of a key: `a whole number, at least 1, at most 256`."""
     bare = _bare(leaf.type)
     origins = [get_origin(type_) for type_ in bare]
     if leaf.is_secret:
         return "a secret"
-    choices = [str(choice) for choice in leaf.choices if works is None or choice in works]
+    choices = [str(choice) for choice in leaf.choices]
     if leaf.is_list:
         return f"a list of {', '.join(choices)}" if choices else 'a list, such as ["a", "b"]'
     kinds = {
@@ -128,3 +123,40 @@ def _parts(type_: Any) -> Iterator[tuple[Any, ...]]:
 
 def _bare(type_: Any) -> list[Any]:
     return [part[0] for part in _parts(type_)]
+
+
+def json_schema(root: type[Struct]) -> dict[str, Any]:
+    """
+    Describe a settings file for editors.
+
+    Returns:
+        JSON Schema, draft 2020-12. Relations between keys are not part of it.
+    """
+    _, sections = msgspec.json.schema_components([root, SecretReference], schema_hook=_custom_schema)
+    secret = sections[SecretReference.__name__]
+    secret["oneOf"] = [{"required": [form]} for form in ("env", "file", "command")]
+    schema = sections.pop(root.__name__)
+    whole: dict[str, Any] = _without_null({**schema, "$defs": sections})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def _custom_schema(type_: type) -> dict[str, Any]:
+    """Describe the types that msgspec does not know; its `schema_hook`."""
+    if type_ is Path:
+        return {"type": "string", "minLength": 1}
+    if type_ is Secret:
+        return {"anyOf": [{"type": "string"}, {"$ref": f"#/$defs/{SecretReference.__name__}"}]}
+    raise NotImplementedError(type_)
+
+
+def _without_null(schema: Any) -> Any:
+    """Leave out what TOML cannot write."""
+    if isinstance(schema, list):
+        return [_without_null(each) for each in schema if each != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {name: _without_null(part) for name, part in schema.items() if (name, part) != ("default", None)}
+    if len(schema.get("anyOf", [])) == 1:
+        (only,) = schema.pop("anyOf")
+        schema = {**only, **schema}
+    return schema

@@ -174,24 +174,20 @@ def _suggestion(path: tuple[str, ...], known: Mapping[str, Leaf]) -> str:
 # --- what it means ---
 
 
-def build(root: type[S], written: Mapping[str, Written], *, not_yet: Mapping[str, tuple[object, ...]]) -> S:
+def build(root: type[S], written: Mapping[str, Written]) -> S:
     """
     Convert what was written and check it, each value alone and then all together.
 
     Args:
         root: The struct of all sections.
         written: From `read_written`.
-        not_yet: Keys that decode but must not be written, or only with these values.
     Raises:
         ConfigError: With the key and the source of the first value that is wrong.
     """
     values: dict[str, Any] = {}
     for leaf in leaves(root):
         if leaf.key in written:
-            entry = written[leaf.key]
-            _refuse_key(leaf.key, entry, not_yet)
-            values[leaf.key] = _converted(leaf, entry, not_yet.get(leaf.key))
-            _refuse_value(leaf.key, values[leaf.key], entry.source, not_yet)
+            values[leaf.key] = _converted(leaf, written[leaf.key])
     try:
         return _built(root, "", values)
     except ConfigError as exc:
@@ -229,27 +225,11 @@ def _built(section: type[S], prefix: str, values: Mapping[str, Any]) -> S:
         raise ConfigError(exc.message, key=prefix + exc.key) from None
 
 
-def _refuse_key(key: str, entry: Written, not_yet: Mapping[str, tuple[object, ...]]) -> None:
-    below = [f"{key}.{name}" for name in entry.value] if isinstance(entry.value, dict) else []
-    above = key.rpartition(".")[0]
-    for name in (above, key, *below):
-        if not_yet.get(name) == ():
-            raise ConfigError("is not available yet: remove it", key=name, source=entry.source)
-
-
-def _refuse_value(key: str, value: object, source: str, not_yet: Mapping[str, tuple[object, ...]]) -> None:
-    works = not_yet.get(key)
-    if works is None or any(isinstance(value, w) if isinstance(w, type) else value == w for w in works):
-        return
-    names = " or ".join("a whole number" if w is int else repr(w) for w in works)
-    raise ConfigError(f"{value!r} is not available yet: use {names}, or remove it", key=key, source=source)
-
-
-def _converted(leaf: Leaf, entry: Written, works: tuple[object, ...] | None) -> Any:
+def _converted(leaf: Leaf, entry: Written) -> Any:
     try:
         value = msgspec.convert(entry.value, leaf.type, strict=not entry.is_text, dec_hook=decode_custom)
     except msgspec.ValidationError as exc:
-        raise ConfigError(_explained(leaf, entry, str(exc), works), key=leaf.key, source=entry.source) from None
+        raise ConfigError(_explained(leaf, entry, str(exc)), key=leaf.key, source=entry.source) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} is not a finite number", key=leaf.key, source=entry.source)
     return value
@@ -267,7 +247,7 @@ def decode_custom(type_: type, value: Any) -> Any:
     raise NotImplementedError(type_)
 
 
-def _explained(leaf: Leaf, entry: Written, problem: str, works: tuple[object, ...] | None) -> str:
+def _explained(leaf: Leaf, entry: Written, problem: str) -> str:
     """Say what is wrong with a value, and which values there are; a secret is not shown."""
     if leaf.is_secret:
         return problem
@@ -275,4 +255,4 @@ def _explained(leaf: Leaf, entry: Written, problem: str, works: tuple[object, ..
     shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
     close = difflib.get_close_matches(str(entry.value), map(str, leaf.choices), n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"{shown}: expected {expectation(leaf, works)}{hint}"
+    return f"{shown}: expected {expectation(leaf)}{hint}"

@@ -32,6 +32,8 @@ class ScriptedEndpoint:
     An item is an answer, an error, or an event to wait for, after which the request is accepted.
     """
 
+    certificate_expires_at: float | None = None
+
     def __init__(self, script: Sequence[Answer | NoAnswerError | anyio.Event] = ()) -> None:
         self.script = list(script)
         self.bodies: list[bytes] = []

@@ -1,5 +1,6 @@
 """
-The command line: one file per verb family. Only here is anything printed, the process ended, or the wall's clock read.
+The command line: one file per verb family. Only here is anything printed, or the process ended; and only here and in
+`library` is the wall's clock read.
 
 Diagnostics go to stderr; stdout carries only what was asked for.
 """
@@ -50,7 +51,9 @@ _COMMANDS: Final[tuple[Callable[..., None], ...]] = (
     *(ledger, reconcile),
     *(sandbox, sample),
 )
-_CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (config_commands.init, config_commands.show)
+_CONFIG_COMMANDS: Final[tuple[Callable[..., None], ...]] = (
+    *(config_commands.init, config_commands.show, config_commands.schema),
+)
 _DEAD_LETTERS_COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "list": dead_letters.show_list,
     "show": dead_letters.show,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,48 @@ LogLevelOption = Annotated[
 RateOption = Annotated[
     float | None, typer.Option("--rate", metavar="N", help="Events per second at most; 0 = no limit.")
 ]
+ListenOption = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Serve metrics, probes and the status page there.")
+]
 LogFormatOption = Annotated[str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")]
+
+
+Needed = Literal["intake", "report"]
+
+
+def settings_reader(
+    config: Path | None,
+    overrides: list[str] | None,
+    log_level: str | None,
+    log_format: str | None,
+    needs: Needed | None = None,
+    rate: float | None = None,
+) -> Callable[[], Settings]:
+    """
+    Make what reads the settings as a command line says, each time it is called.
+
+    Args:
+        needs: The endpoint that the command cannot do without.
+        rate: What was given as --rate.
+    """
+    flags = {
+        "log.level": log_level,
+        "log.format": log_format,
+        "delivery.rate_limit_events_per_second": rate,
+    }
+
+    def read() -> Settings:
+        written = load_written(config_path=config, environ=os.environ, overrides=overrides or (), flags=flags)
+        settings = settings_from(written, environ=os.environ)
+        if needs is not None:
+            try:
+                require_endpoint(settings, needs)
+            except ConfigError as error:
+                sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
+                raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
+        return settings
+
+    return read
 
 
 def prepare(
@@ -38,41 +80,27 @@ def prepare(
     overrides: list[str] | None,
     log_level: str | None,
     log_format: str | None,
-    needs: Literal["intake", "report"] | None = None,
+    needs: Needed | None = None,
     rate: float | None = None,
 ) -> Settings:
     """
-    Read the settings and set up the logs.
+    Read the settings and set up the logs; arguments as for `settings_reader`.
 
-    Args:
-        needs: The endpoint that the command cannot do without.
-        rate: What was given as --rate.
     Raises:
         ConfigError: The first thing that is wrong with a setting.
     """
-    written = load_written(
-        config_path=config,
-        environ=os.environ,
-        overrides=overrides or (),
-        flags={
-            "log.level": log_level,
-            "log.format": log_format,
-            "delivery.rate_limit_events_per_second": rate,
-        },
-    )
-    settings = settings_from(written, environ=os.environ)
-    if needs is not None:
-        try:
-            require_endpoint(settings, needs)
-        except ConfigError as error:
-            sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
-            raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
-    configure_logs(settings.log.level, settings.log.format)
+    settings = settings_reader(config, overrides, log_level, log_format, needs, rate)()
+    set_up_logs(settings)
+    return settings
+
+
+def set_up_logs(settings: Settings) -> None:
+    """Set up the logs, and warn of secrets in the settings themselves."""
+    configure_logs(settings.log.level, settings.log.format, now=time.monotonic)
     if keys := literal_secrets(settings):
         structlog.get_logger("config").warning(
             "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
         )
-    return settings
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The commands `config init` and `config show`. Both are made from the settings' types, so no key can be forgotten."""
+"""The commands `config init`, `show` and `schema`: all made from the settings' types, so no key can be forgotten."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from shipper.config import NOT_YET, Settings, load_written, settings_from
+from shipper.config import Settings, load_written, settings_from
 from shipper.errors import ConfigError
 from shipper.secrets import MASK, LiteralSecret, SecretReference
-from shipper.settings_schema import Leaf, expectation, leaves, section_in
+from shipper.settings_schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.settings_sources import Written
 
 # Written out instead of commented, so that the file shows at once what a first run needs.
@@ -68,6 +68,15 @@ def show(
     """
     written = load_written(config_path=config, environ=os.environ, overrides=overrides or ())
     sys.stdout.write(effective_settings(settings_from(written, environ=os.environ), written))
+
+
+def schema() -> None:
+    """
+    Print a JSON Schema of the settings file, with which editors complete and check it.
+
+    Example: shipper config schema > shipper.schema.json
+    """
+    print(json.dumps(json_schema(Settings), indent=2))
 
 
 def commented_settings() -> str:
@@ -135,10 +144,9 @@ def _toml_key(name: str) -> str:
 
 
 def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
-    """Yield the sections and those of their keys that can be written in this version."""
-    usable = (leaf for leaf in leaves(Settings) if () not in (NOT_YET.get(leaf.key), NOT_YET.get(_above(leaf.key))))
+    """Yield the sections and their keys."""
     sections: dict[str, list[Leaf]] = {}
-    for leaf in usable:
+    for leaf in leaves(Settings):
         sections.setdefault(_above(leaf.key), []).append(leaf)
     yield from sections.items()
 
@@ -168,7 +176,7 @@ def _about(section: str) -> str:
 def _help(leaf: Leaf) -> str:
     bounds = leaf.bounds
     is_limited = leaf.choices or (bounds.ge, bounds.gt, bounds.le) != (None, None, None)
-    detail = f" ({expectation(leaf, NOT_YET.get(leaf.key))})" if is_limited else ""
+    detail = f" ({expectation(leaf)})" if is_limited else ""
     return f"{leaf.meta.description}{detail}"
 
 

@@ -30,8 +30,8 @@ from shipper.records import DeliveryClass
 
 if TYPE_CHECKING:
     from shipper.pipeline import Source
+    from shipper.pipeline.opening import OpenState
     from shipper.state.letters import DeadLetter, Letters, Selection
-    from shipper.state.store import Store
 
 ReasonOption = Annotated[str, typer.Option("--reason", metavar="RULE", help="Only those that broke this rule.")]
 SinceOption = Annotated[
@@ -175,7 +175,7 @@ def replay(
     settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
-    code = ship(settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
+    code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
     with _opened(settings) as letters:
         has_position_only = letters is not None and _tell_position_only(letters, selection)
     raise typer.Exit(code or (3 if has_position_only else 0))
@@ -348,19 +348,17 @@ def _tell_position_only(letters: Letters, selection: Selection) -> bool:
 # Once more ----------------------------------------------------------------------------------------------------------
 
 
-def _replayed(
-    settings: Settings, selection: Selection, limit: int | None
-) -> Callable[[Store, Callable[[], int]], Source]:
+def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Callable[[OpenState], Source]:
     """Make what makes the source, once the lock is held."""
 
-    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+    def source(state: OpenState) -> Source:
         from shipper.state.letters import open_letters
         from shipper.state.replay import Replay
 
         letters = open_letters(settings.state.directory)
         assert letters is not None, "the store has just made it"
-        ids = store.letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
-        return Replay(letters, ids, next_stream_id, csv_delimiter=settings.input.csv_delimiter)
+        ids = state.store.letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
+        return Replay(letters, ids, state.next_stream_id, csv_delimiter=settings.input.csv_delimiter)
 
     return source
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import tempfile
 import time
@@ -95,29 +94,23 @@ def demo(
 
 def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.pipeline import Pipeline
+    from shipper.pipeline.opening import opened_state
     from shipper.sources.files import FilesOnce
     from shipper.sources.identity import StreamBook
-    from shipper.state.directory import locked_directory
-    from shipper.state.store import Store
 
-    with locked_directory(settings.state.directory) as directory:
-        store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
-        try:
-            ids = itertools.count(store.streams.youngest_id() + 1)
-            source = FilesOnce(
-                [file],
-                StreamBook(store.streams.known("file"), ids.__next__, max_record_bytes=settings.input.max_record_bytes),
-                store.streams,
-                wall_time=time.time,
-            )
+    with opened_state(settings) as state:
+        book = StreamBook(
+            state.store.streams.known("file"),
+            state.next_stream_id,
+            max_record_bytes=settings.input.max_record_bytes,
+        )
+        source = FilesOnce([file], book, state.store.streams, wall_time=time.time)
 
-            async def ship() -> Summary:
-                pipeline = Pipeline(settings, source, store, is_one_shot=True, wall_time=time.time, rng=Random())
-                return await pipeline.run()
+        async def ship() -> Summary:
+            pipeline = Pipeline(settings, source, state.store, is_one_shot=True, wall_time=time.time, rng=Random())
+            return await pipeline.run()
 
-            return run_async(ship)
-        finally:
-            store.close()
+        return run_async(ship)
 
 
 def _no_file(folder: str) -> str:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from shipper.addresses import listen_address
 from shipper.cli.common import (
     ConfigOption,
+    ListenOption,
     LogFormatOption,
     LogLevelOption,
     RateOption,
@@ -24,17 +26,21 @@ from shipper.cli.common import (
     reader_may_leave,
     run_async,
     say,
+    set_up_logs,
+    settings_reader,
 )
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
+from shipper.telemetry.logs import set_level
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
+    from shipper.pipeline.opening import OpenState
     from shipper.sources.completion import Completion
     from shipper.sources.files import FilesOnce
+    from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
     from shipper.sources.spool import Spool
-    from shipper.state.store import Store
 
 SummaryOption = Annotated[
     str, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
@@ -55,15 +61,25 @@ def run(
     Follow the files of input.include as they grow, until SIGTERM or Ctrl-C; for months, beside an application.
 
     The first signal ends reading and delivers what was read within delivery.drain_timeout_seconds; a second one ends
-    at once. Nothing is lost either way.
+    at once. Nothing is lost either way. SIGHUP reads the settings again. Metrics, probes and a status page are served
+    at admin.listen.
 
     Example: shipper run --config /etc/shipper/shipper.toml
     """
-    settings = prepare(config, overrides, log_level, log_format, needs="intake")
-    if not settings.input.include:
-        raise ConfigError('is missing: write include = ["/var/log/app/*.ndjson"] under [input]', key="input.include")
+    read_settings = settings_reader(config, overrides, log_level, log_format, needs="intake")
 
-    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+    def read() -> Settings:
+        settings = read_settings()
+        if not settings.input.include:
+            message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input]'
+            raise ConfigError(message, key="input.include")
+        return settings
+
+    settings = read()
+    set_up_logs(settings)
+    followed: list[FilesFollowed] = []
+
+    def source(state: OpenState) -> Source:
         from shipper.sources.discovery import Patterns
         from shipper.sources.follow import Follower
         from shipper.sources.followed import FilesFollowed
@@ -73,22 +89,29 @@ def run(
         )
         follower = Follower(
             patterns,
-            _book(settings, store, next_stream_id),
-            store.streams,
+            _book(settings, state),
+            state.store.streams,
             rotate_wait_s=settings.input.rotate_wait_seconds,
             wall_time=time.time,
             start=settings.input.start,
             completion=_completion(settings),
             max_open=_descriptors_for_files(),
         )
-        return FilesFollowed(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds)
+        followed.append(FilesFollowed(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds))
+        return followed[0]
 
-    raise typer.Exit(ship(settings, source, is_one_shot=False, form="text"))
+    def apply(settings: Settings) -> None:
+        followed[0].reconfigure(settings.input)
+        set_level(settings.log.level)
+
+    listen = settings.admin.listen
+    raise typer.Exit(ship("run", settings, source, is_one_shot=False, form="text", listen=listen, reload=(read, apply)))
 
 
 def pipe(
     summary: SummaryOption = "text",
     rate: RateOption = None,
+    listen: ListenOption = "",
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -106,17 +129,19 @@ def pipe(
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
+    check_listen(listen)
 
-    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
-        return _spool(settings, store, next_stream_id, sys.stdin.fileno())
+    def source(state: OpenState) -> Source:
+        return _spool(settings, state, sys.stdin.fileno())
 
-    raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
+    raise typer.Exit(ship("pipe", settings, source, is_one_shot=True, form=form, listen=listen))
 
 
 def backfill(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
     summary: SummaryOption = "text",
     rate: RateOption = None,
+    listen: ListenOption = "",
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -129,20 +154,21 @@ def backfill(
     """
     form = checked_form(summary)
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
+    check_listen(listen)
     files = named_files(paths, settings)
 
-    def source(store: Store, next_stream_id: Callable[[], int]) -> Source:
+    def source(state: OpenState) -> Source:
         from shipper.sources.files import FilesOnce
 
         return FilesOnce(
             files,
-            _book(settings, store, next_stream_id),
-            store.streams,
+            _book(settings, state),
+            state.store.streams,
             wall_time=time.time,
             completion=_completion(settings),
         )
 
-    raise typer.Exit(ship(settings, source, is_one_shot=True, form=form))
+    raise typer.Exit(ship("backfill", settings, source, is_one_shot=True, form=form, listen=listen))
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
@@ -176,13 +202,13 @@ def _descriptors_for_files() -> int:
     return max(1, soft - _OTHER_DESCRIPTORS)
 
 
-def _book(settings: Settings, store: Store, next_stream_id: Callable[[], int]) -> StreamBook:
+def _book(settings: Settings, state: OpenState) -> StreamBook:
     from shipper.sources.identity import StreamBook
     from shipper.sources.reader import InputForm
 
     return StreamBook(
-        store.streams.known("file"),
-        next_stream_id,
+        state.store.streams.known("file"),
+        state.next_stream_id,
         max_record_bytes=settings.input.max_record_bytes,
         form=InputForm(settings.input.format, settings.input.csv_delimiter),
     )
@@ -194,24 +220,12 @@ def _completion(settings: Settings) -> Completion:
     return Completion(settings.input.on_complete, settings.input.completed_directory)
 
 
-def _spool(settings: Settings, store: Store, next_stream_id: Callable[[], int], descriptor: int | None) -> Spool:
+def _spool(settings: Settings, state: OpenState, descriptor: int | None) -> Spool:
     from shipper.sources.reader import InputForm
-    from shipper.sources.spool import Spool
 
-    return Spool(
-        settings.state.directory / "spool",
-        descriptor,
-        known=store.streams.known("spool"),
-        next_stream_id=next_stream_id,
-        forget=store.streams.forget,
-        max_record_bytes=settings.input.max_record_bytes,
-        max_bytes=settings.spool.max_bytes,
-        segment_bytes=settings.spool.segment_bytes,
-        fsync=settings.spool.fsync,
-        fsync_interval_s=settings.spool.fsync_interval_seconds,
-        give_up_after_s=settings.delivery.give_up_after_seconds,
-        form=InputForm(settings.input.format, settings.input.csv_delimiter),
-    )
+    form = InputForm(settings.input.format, settings.input.csv_delimiter)
+    patience_s = settings.delivery.give_up_after_seconds
+    return state.spool(settings, descriptor, wall_time=time.time, form=form, give_up_after_s=patience_s)
 
 
 def checked_form(form: str) -> Literal["text", "json"]:
@@ -221,18 +235,32 @@ def checked_form(form: str) -> Literal["text", "json"]:
     return "json" if form == "json" else "text"
 
 
+def check_listen(address: str) -> None:
+    """Check a value of `--listen`."""
+    try:
+        if address:
+            listen_address(address)
+    except ValueError:
+        raise typer.BadParameter(f"{address!r} is no HOST:PORT, such as 127.0.0.1:9465") from None
+
+
 def ship(
+    command: str,
     settings: Settings,
-    make_source: Callable[[Store, Callable[[], int]], Source],
+    make_source: Callable[[OpenState], Source],
     *,
     is_one_shot: bool,
     form: Literal["text", "json"],
+    listen: str = "",
+    reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
 ) -> int:
     """
     Run a pipeline in the state directory and print the summary.
 
     Args:
-        make_source: Gets the store and what gives ids of streams.
+        make_source: Called once the state directory is this process's.
+        listen: The admin address; empty = none.
+        reload: For SIGHUP: what reads the settings, and what applies them beside the pipeline.
     Returns:
         The exit code.
     Raises:
@@ -240,36 +268,47 @@ def ship(
     """
     import anyio
 
-    from shipper.pipeline import Pipeline
+    from shipper.cli.showing import Showing, showing
+    from shipper.pipeline import Pipeline, Reloading
+    from shipper.pipeline.opening import opened_state
     from shipper.sources.files import FilesOnce
     from shipper.sources.joined import Joined
-    from shipper.sources.spool import Spool, youngest_segment_id
-    from shipper.state.directory import locked_directory
-    from shipper.state.store import Store
+    from shipper.sources.spool import Spool
 
-    with locked_directory(settings.state.directory) as directory:
-        store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
-        youngest = max(store.streams.youngest_id(), youngest_segment_id(directory / "spool"))
-        next_stream_id = itertools.count(youngest + 1).__next__
-        main = source = make_source(store, next_stream_id)
-        if not isinstance(source, Spool) and youngest_segment_id(directory / "spool"):
+    with opened_state(settings) as state:
+        main = source = make_source(state)
+        if not isinstance(source, Spool) and state.has_spool:
             # An earlier `pipe` has left something; there may never be another one.
-            source = Joined([_spool(settings, store, next_stream_id, None), source])
+            source = Joined([_spool(settings, state, None), source])
 
-        async def run_pipeline() -> tuple[Summary, dict[str, int]]:
-            pipeline = Pipeline(settings, source, store, is_one_shot=is_one_shot, wall_time=time.time, rng=Random())
-            signals = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        async def run_pipeline(shown: Showing) -> tuple[Summary, dict[str, int]]:
+            def read_again() -> Settings:
+                assert reload is not None
+                shown.notifier.note_reload()
+                return reload[0]()
+
+            pipeline = Pipeline(
+                settings,
+                source,
+                state.store,
+                is_one_shot=is_one_shot,
+                wall_time=time.time,
+                rng=Random(),
+                command=command,
+                publish=shown.publish,
+                reloading=Reloading(read_again, reload[1]) if reload else None,
+            )
+            numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:
+                side.start_soon(shown.file.keep_written)
                 if sys.stderr.isatty() and isinstance(main, FilesOnce):
                     side.start_soon(_draw_progress, main, pipeline)
-                summary = await pipeline.run(signals)
+                summary = await pipeline.run(anyio.open_signal_receiver(*numbers))
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons
 
-        try:
-            summary, reasons = run_async(run_pipeline)
-        finally:
-            store.close()
+        with showing(listen, state.directory) as shown:
+            summary, reasons = run_async(partial(run_pipeline, shown))
     _print_summary(summary, reasons, settings.state.directory, form)
     return summary.exit_code(is_one_shot=is_one_shot)
 

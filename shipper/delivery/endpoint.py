@@ -21,7 +21,7 @@ from shipper import __version__
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.no_answer import NoAnswerError, Way, no_answer
 from shipper.delivery.progress import Progress
-from shipper.delivery.tls import is_https, make_ssl_context, tls_context
+from shipper.delivery.tls import certificate_expiry, is_https, make_ssl_context, tls_context
 from shipper.delivery.verdicts import Answer
 from shipper.errors import ConfigError
 from shipper.secrets import resolve_secret
@@ -73,6 +73,11 @@ class Endpoint:
 
     def __repr__(self) -> str:
         return f"<Endpoint {self._base_url}>"
+
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """When the certificate expires that the service showed last, seconds since the epoch; None without TLS."""
+        return self._line.certificate_expires_at
 
     async def request(
         self,
@@ -220,6 +225,7 @@ class _Line:
         timeouts = {"connect": connect_s, "read": read_s, "write": read_s, "pool": connect_s}
         self._extensions = {"timeout": timeouts, "trace": self._progress.note}
         self._transport: httpx.AsyncHTTPTransport | None = None
+        self.certificate_expires_at: float | None = None
 
     @property
     def is_open(self) -> bool:
@@ -255,7 +261,10 @@ class _Line:
             raise no_answer(_kind(error), error, self._way, self._progress) from (
                 None if isinstance(error, httpx.ProtocolError) else error
             )
-        self._progress.end(response.extensions.get("network_stream"))
+        stream = response.extensions.get("network_stream")
+        if not self._progress.is_reused and stream is not None:
+            self.certificate_expires_at = certificate_expiry(stream.get_extra_info("ssl_object"))
+        self._progress.end(stream)
         return _answer(response, answer_body)
 
     def _new_transport(self) -> httpx.AsyncHTTPTransport:

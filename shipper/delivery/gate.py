@@ -62,6 +62,7 @@ class Gate:
         failing_since: When the first of the attempts failed that failed with no acceptance since; None if the last
             attempt succeeded.
         in_flight: Requests that have no answer yet.
+        shut_at: When the gate was shut for this reason.
         probe_at: When the next probe may go, if the gate is shut.
     """
 
@@ -85,8 +86,7 @@ class Gate:
         self._changed = anyio.Event()
         self._grown = anyio.Event()
         self._ramp = math.inf  # requests in flight at most, after a pause
-        rate = settings.rate_limit_events_per_second
-        self._seconds_per_event = 1 / rate if rate else 0.0
+        self._seconds_per_event = _seconds_per_event(settings)
         self._paced_until = -math.inf
         self._held_until = -math.inf
         self._failures = 0
@@ -98,6 +98,7 @@ class Gate:
         self.message = ""
         self.failing_since: float | None = None
         self.in_flight = 0
+        self.shut_at = -math.inf
         self.probe_at = -math.inf
 
     def __repr__(self) -> str:
@@ -179,6 +180,15 @@ class Gate:
         self._is_finished = True
         self._grown.set()
 
+    def reconfigure(self, settings: DeliverySettings) -> None:
+        """Heed other settings from now on; one of them may end a pause, so the next probe may go at once."""
+        self._settings = settings
+        self._seconds_per_event = _seconds_per_event(settings)
+        self._paced_until = self._now()
+        self.probe_at = -math.inf
+        self._probes = 0
+        self._tell_change()
+
     def hurry(self) -> None:
         """A stop was asked for: no backoff is waited out any more, but for a wait that the service asked for."""
         self._is_hurried.set()
@@ -241,6 +251,7 @@ class Gate:
             return  # sent before the gate was shut: it tells nothing new
         self._delay_probe(_OUTAGE_PROBE_MAX_S if reason in _PASSING else math.inf)
         if reason != self.reason:
+            self.shut_at = now
             tell = log.info if reason in _LIMITS else log.warning
             wait_s = max(self._held_until, self.probe_at) - now
             tell("delivery_paused", reason=reason, message=verdict.message, probe_in_seconds=round(wait_s, 3))
@@ -278,3 +289,8 @@ class Gate:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _seconds_per_event(settings: DeliverySettings) -> float:
+    rate = settings.rate_limit_events_per_second
+    return 1 / rate if rate else 0.0

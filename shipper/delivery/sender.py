@@ -11,6 +11,7 @@ from random import Random
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from msgspec import Struct
@@ -26,9 +27,12 @@ from shipper.delivery.parting import event_ids, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.records import Batch, Refusal
 from shipper.secrets import MASK
+from shipper.telemetry.latency import Latencies
 from shipper.wire import INTAKE_PATH
 
 log = structlog.get_logger("delivery")
+
+REFUSALS: Final = ("rejected", "too_large")  # the rules that the service's refusals go by
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
 # What a service says of an event that it has; of one that it may have got before, that is no sign of anything wrong.
@@ -41,11 +45,34 @@ _SKEW_INTERVAL_S: Final = 10.0
 
 
 class DeliveryCounts(Struct):
-    """What the senders of a run did; shared by them."""
+    """
+    What the senders of a run did; shared by them.
+
+    Attributes:
+        by_status: Requests by the status of the answer, and `none` for those without one.
+        by_cause: Repeated attempts by their reason.
+        latencies: From sending to the whole answer.
+    """
 
     batches: int = 0
-    requests: int = 0
-    retries: int = 0
+    by_status: dict[str, int] = {}
+    by_cause: dict[str, int] = {}
+    latencies: Latencies = msgspec.field(default_factory=Latencies)
+
+    @property
+    def requests(self) -> int:
+        return sum(self.by_status.values())
+
+    @property
+    def retries(self) -> int:
+        return sum(self.by_cause.values())
+
+    def note_request(self, status: str, seconds: float) -> None:
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        self.latencies.note(seconds)
+
+    def note_retry(self, cause: str) -> None:
+        self.by_cause[cause] = self.by_cause.get(cause, 0) + 1
 
 
 class Shared(Struct, kw_only=True, eq=False):
@@ -105,6 +132,11 @@ class Sender:
             sleep=self._gate.sleep,
             before_sleep=self._tell_retry,
         )
+
+    @property
+    def certificate_expires_at(self) -> float | None:
+        """When the certificate expires that the service showed, seconds since the epoch; None if there was none."""
+        return self._endpoint.certificate_expires_at
 
     async def run(self, batches_rx: MemoryObjectReceiveStream[Batch]) -> None:
         """
@@ -181,7 +213,7 @@ class Sender:
             if not change or change in changes:
                 return verdict
             changes.add(change)
-            self._shared.counts.retries += 1
+            self._shared.counts.note_retry(change)
             log.debug("retried_at_once", reason=change)
 
     async def _sent_once(self, parcel: Parcel) -> tuple[Verdict, str]:
@@ -193,8 +225,8 @@ class Sender:
             return Verdict(Action.PAUSE, error.reason, error.message, retry_after_s=error.retry_after_s), ""
         is_compressed = shared.is_compressing and not parcel.is_plain
         traceparent = new_traceparent(shared.rng) if shared.settings.traceparent else ""
-        shared.counts.requests += 1
         parcel.attempts += 1
+        started_at = anyio.current_time()
         try:
             answer = await self._endpoint.request(
                 "POST",
@@ -206,9 +238,11 @@ class Sender:
                 max_answer_bytes=ANSWER_BYTES,
             )
         except NoAnswerError as error:
+            shared.counts.note_request("none", anyio.current_time() - started_at)
             log.debug("no_answer", batch=batch.number, reason=error.cause, traceparent=traceparent)
             parcel.is_ambiguous |= error.was_sent
             return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
+        shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
         answer = _without_secrets(answer, authorization)
         verdict = judge(answer, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
         parcel.is_ambiguous |= verdict.is_ambiguous
@@ -317,7 +351,7 @@ class Sender:
 
     def _refuse(self, parcel: Parcel, verdict: Verdict, words: str) -> None:
         refusal = Refusal(
-            rule="too_large" if verdict.action is Action.HALVE else "rejected",
+            rule=REFUSALS[verdict.action is Action.HALVE],
             message=words or f"refused with status {verdict.status}",
             status=verdict.status,
             attempts=parcel.attempts,
@@ -351,10 +385,11 @@ class Sender:
         return max(self._gate.backoff_s(state.attempt_number), _verdict(state).retry_after_s or 0.0)
 
     async def _tell_retry(self, state: RetryCallState) -> None:
-        self._shared.counts.retries += 1
         verdict = _verdict(state)
+        self._shared.counts.note_retry(verdict.reason)
         assert state.next_action is not None
-        log.info(
+        tell = log.debug if self._gate.reason else log.info  # a pause is told once, and not at each probe
+        tell(
             "retry_scheduled",
             reason=verdict.reason,
             message=verdict.message,

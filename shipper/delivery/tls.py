@@ -118,6 +118,12 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str) -> str
     return ""
 
 
+def certificate_expiry(connection: ssl.SSLObject | ssl.SSLSocket | None) -> float | None:
+    """Tell when the certificate of the other end expires, seconds since the epoch; None if it showed none."""
+    certificate = connection.getpeercert() if connection is not None else None
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
+
+
 def words(error: OSError) -> str:
     """
     Say what an error of the system is, without the address or path that it may hold.

@@ -80,6 +80,15 @@ class Added(NamedTuple):
     is_first: bool
 
 
+class LatestFetch(Struct, frozen=True):
+    """The report that was fetched last: when, seconds since the epoch, and what was asked for."""
+
+    fetched_at: float
+    account: int
+    start: date
+    end: date
+
+
 class History:
     """
     The reports of one state directory. Calls block, and are made one at a time.
@@ -166,6 +175,15 @@ class History:
         versions = self.versions(account, start, end)
         return versions[-1] if versions else None
 
+    def latest_of_all(self) -> LatestFetch | None:
+        """Tell which report was fetched last."""
+        with understood(self._path):
+            row = self._db.execute(
+                "SELECT last_fetched_at, account, first_day, last_day FROM versions "
+                "ORDER BY last_fetched_at DESC LIMIT 1"
+            ).fetchone()
+        return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
+
     def body(self, version: Version) -> bytes:
         """
         Give the answer that a version came with first, as it was.
@@ -221,3 +239,22 @@ def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]
     before = [version for version in versions if version.first_fetched_at <= fetched_at]
     after = [version for version in versions if version.first_fetched_at > fetched_at]
     return before[-1:] + after[:1]
+
+
+def latest_fetch(directory: Path) -> LatestFetch | None:
+    """
+    Tell which report was fetched last into a state directory, without making anything there.
+
+    Returns:
+        None if there is no history, or nothing in it.
+    Raises:
+        StateError: As for `History`.
+    """
+    path = directory / FILE_NAME
+    if not path.exists():
+        return None
+    history = History(directory)
+    try:
+        return history.latest_of_all()
+    finally:
+        history.close()

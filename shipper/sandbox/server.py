@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import socket
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
@@ -17,7 +15,7 @@ import uvicorn
 from anyio import create_task_group, open_signal_receiver
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from shipper.errors import ConfigError, ShipperError
+from shipper.errors import ConfigError
 from shipper.sandbox.app import create_app
 from shipper.sandbox.control import Control
 from shipper.sandbox.effects import TRANSPORT_EXTENSION
@@ -25,12 +23,10 @@ from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import Repeats, SandboxOptions
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
+from shipper.serving import Server, address_of, listen, running_in_thread
 
-_BACKLOG: Final = 2048
 _KEEP_ALIVE_SECONDS: Final = 120  # well above the time that an idle sender keeps a connection
 _GRACE_SECONDS: Final = 3
-_START_LIMIT_SECONDS: Final = 10
-_JOIN_LIMIT_SECONDS: Final = 10
 
 
 class Access(NamedTuple):
@@ -114,11 +110,7 @@ class SandboxThread:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             server, listener, access, store = stack.enter_context(_prepared(self._options, self._script, self._clock))
-            thread = threading.Thread(target=server.run, args=([listener],), name="sandbox", daemon=True)
-            thread.start()
-            stack.callback(_stop_thread, server, thread)
-            if not server.up.wait(_START_LIMIT_SECONDS):
-                raise ShipperError(f"the sandbox at {access.base_url} did not start; see the lines above")
+            stack.enter_context(running_in_thread(server, listener, name="sandbox"))
             self._exit = stack.pop_all()
         self.base_url, self.subscription_key, self.token = access
         self.store = store
@@ -133,21 +125,12 @@ class SandboxThread:
         return Access(self.base_url, self.subscription_key, self.token)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers: it ends the process by the signal, we end with exit code 0."""
+class _Server(Server):
+    """A server that tells the service when it is about to end."""
 
     def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
         super().__init__(config)
-        self.up = threading.Event()
         self._stopping = stopping
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.up.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._stopping.set()
@@ -170,7 +153,7 @@ def _prepared(
         _listen(options.host, options.port) as listener,
         EventStore(options.store_path, counts_repeats=options.repeats is Repeats.ACCEPT) as store,
     ):
-        base_url = _base_url(listener)
+        base_url = address_of(listener)
         service = Service(options, store, script, clock)
         config = uvicorn.Config(
             create_app(service, Control(service, base_url=base_url)),
@@ -182,7 +165,6 @@ def _prepared(
             access_log=False,
             server_header=False,
             date_header=False,  # the application writes it, by the service's clock
-            backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
@@ -191,10 +173,8 @@ def _prepared(
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything else runs, so that a taken port is an error of the set-up and port 0 gets its number."""
-    address = "127.0.0.1" if host == "localhost" else host
     try:
-        is_loopback = ip_address(address).is_loopback
+        is_loopback = host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         is_loopback = False
     if not is_loopback:
@@ -203,28 +183,10 @@ def _listen(host: str, port: int) -> socket.socket:
             key="host",
             source="sandbox",
         )
-    try:
-        return socket.create_server(
-            (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=_BACKLOG
-        )
-    except OSError as error:
-        reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
-        raise ConfigError(
-            f"{host}:{port} {reason}; choose another port, 0 takes any free one", key="port", source="sandbox"
-        ) from error
-
-
-def _base_url(listener: socket.socket) -> str:
-    address, port = listener.getsockname()[:2]
-    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+    return listen(host, port, key="port", source="sandbox")
 
 
 async def _stop_at_signal(server: _Server, signals: AsyncIterator[Signals]) -> None:
     async for _ in signals:
         server.force_exit = server.should_exit
         server.should_exit = True
-
-
-def _stop_thread(server: _Server, thread: threading.Thread) -> None:
-    server.should_exit = True
-    thread.join(_JOIN_LIMIT_SECONDS)

@@ -1,11 +1,13 @@
 """
-Where records come from: files that are read to their end or followed, and standard input through its spool.
+Where records come from: files, to their end or as they grow; standard input and applications, through the spool.
 
     discovery           which files there are
     identity            which stream a file is; `register` is what the state store remembers for it
     content, reader     bytes by offset, decompressed if need be, and chunks of whole records
     files               files to their end, `completion` puts them away
     follow, followed    files as they grow: what to do at each step, and when
-    spool               standard input, kept in segments; `incoming` cuts what arrives
+    spool               what can be read only once, kept in `segments`
+    standard_input      one thing that fills it; `incoming` cuts what arrives
+    fed, given          the other: the application around it, and its records as lines
     joined              several of these as one
 """

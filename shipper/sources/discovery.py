@@ -45,6 +45,10 @@ class Patterns:
         self._exclude = exclude
         self._own_directory = own_directory
 
+    def replaced(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
+        """Make other patterns for the same state directory."""
+        return Patterns(include, exclude=exclude, own_directory=self._own_directory)
+
     def find(self) -> Iterator[Found]:
         """Look at the files that are there now, each name once."""
         own = _Own(self._own_directory)

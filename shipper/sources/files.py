@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.errors import SourceError, StateError
-from shipper.records import Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook, shown
 from shipper.sources.reader import StreamReader
@@ -60,6 +60,7 @@ class FilesOnce:
         self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
         self.unreadable = 0
+        self._unreachable_bytes = 0
         self.is_exhausted = False
 
     def _look(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -78,9 +79,18 @@ class FilesOnce:
             self._close()
             with suppress(StateError):  # it would be for a report of what is lost, should these files go
                 self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
-        await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
+        self._unreachable_bytes = await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
         await self.after_save()  # nothing is saved of a file in which there was nothing new
         self.is_exhausted = not self.unreadable
+
+    def backlog(self) -> Backlog:
+        """Tell what is left of all files; of an archive, in compressed bytes until it is read."""
+        unsettled = sum(max(0, stream.read_offset - stream.checkpoint) for stream in self._read_streams)
+        return Backlog(
+            lag_bytes=max(0, self.total_bytes - self.done_bytes) + unsettled,
+            total_bytes=self.total_bytes,
+            unreachable_bytes=self._unreachable_bytes,
+        )
 
     def _identify(self) -> None:
         """Find out which streams have lost their place, before a file that may be one of them is read."""

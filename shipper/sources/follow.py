@@ -80,6 +80,8 @@ class Follower:
 
     Attributes:
         is_crowded: Whether files wait for others to be read to their end.
+        lag_bytes: Known to exist and not settled, as of the last look.
+        unreachable_bytes: Known to be unread in files that turned out to be gone.
     """
 
     def __init__(
@@ -110,7 +112,10 @@ class Follower:
         self._refused: dict[Path, str] = {}
         self._quiet: list[_Followed] | None = None  # which may be closed for others at this look, the quietest last
         self._is_first_look = True
+        self._has_new_patterns = True
         self.is_crowded = False
+        self.lag_bytes = 0
+        self.unreachable_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Follower {len(self._files)} open, {len(self._ready)} with news>"
@@ -129,6 +134,11 @@ class Follower:
 
     # Names --------------------------------------------------------------------------------------------------------
 
+    def replace_patterns(self, patterns: Patterns) -> None:
+        """Look for other names from now on."""
+        self._patterns = patterns
+        self._has_new_patterns = True
+
     def find(self) -> list[Found]:
         """Look at all names."""
         return list(self._patterns.find())
@@ -138,10 +148,12 @@ class Follower:
         self.is_crowded = False
         self._quiet = None
         present = {each.place for each in found}
+        if self._has_new_patterns and not self._is_first_look:
+            self._close_unnamed(present)
         unknown = [each for each in found if not self._look_at_known(each, now)]
         self._seek(self._book.take_displaced(), now)
         is_new = any(file.new_since is not None for file in self._files.values())
-        if unknown or is_new or self._sought or self._is_first_look:
+        if unknown or is_new or self._sought or self._has_new_patterns:
             self._identify(unknown, present, now)
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
         for file in list(self._files.values()):
@@ -150,7 +162,26 @@ class Follower:
                 self._check(file, now)
             self._leave(file, now, is_present=is_present)
         self.note()
-        self._is_first_look = False
+        self.lag_bytes = self._lag_bytes(found, present)
+        self._is_first_look = self._has_new_patterns = False
+
+    def _close_unnamed(self, present: set[Place]) -> None:
+        """Close the files that are where they were, but which no pattern names any more."""
+        for file in list(self._files.values()):
+            if file.place not in present and not file.reader.stream.is_rotated and _is_at(file.reader.path, file.place):
+                log.info("source_dropped", path=shown(file.reader.path), offset=file.reader.offset)
+                self._close(file)
+
+    def _lag_bytes(self, found: Sequence[Found], present: set[Place]) -> int:
+        lag = 0
+        for each in found:
+            stream = self._book.at(each.place)
+            if stream is None:
+                lag += each.status.st_size
+            else:
+                lag += max(0, (stream.size if stream.compression else each.status.st_size) - stream.checkpoint)
+        gone = (file.reader.stream for file in self._files.values() if file.place not in present)
+        return lag + sum(max(0, stream.size - stream.checkpoint) for stream in gone)
 
     def note(self) -> None:
         """Have remembered what the checkpoints do not say: other places, and what is there and not settled yet."""
@@ -173,6 +204,7 @@ class Follower:
             for stream in self._book.left(present):
                 self._open_stray(Path(stream.path), now)
             self._seek(absent.lost, now)
+        if self._has_new_patterns:
             self._begin_at_ends(unknown)
         forget_oldest(self._register, self._book, absent.lost)
         for each in unknown:
@@ -383,7 +415,7 @@ class Follower:
                 self._try_stray(path, present, now)
         lost = [stream for stream in self._book.lost() if stream.stream_id in self._sought]
         given_up = [stream for stream in lost if self._sought[stream.stream_id] <= now]
-        tell_unreachable(self._register, given_up, self._wall_time())
+        self.unreachable_bytes += tell_unreachable(self._register, given_up, self._wall_time())
         still = {stream.stream_id for stream in lost} - {stream.stream_id for stream in given_up}
         self._sought = {stream_id: until for stream_id, until in self._sought.items() if stream_id in still}
         if not self._sought:

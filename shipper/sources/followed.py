@@ -10,8 +10,9 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
+from shipper.config import InputSettings
 from shipper.errors import StateError, StateUnwritableError
-from shipper.records import Chunk
+from shipper.records import Backlog, Chunk
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 
@@ -35,8 +36,11 @@ class FilesFollowed:
         self._follower = follower
         self._patterns = patterns
         self._poll_interval_s = poll_interval_s
+        self._next_patterns: Patterns | None = None
+        self._look_at = self._check_at = self._may_look_at = 0.0
         self._touched: set[str] = set()
         self._wake = anyio.Event()
+        self._stop_watching = anyio.Event()
 
     def __repr__(self) -> str:
         return f"<FilesFollowed {self._follower!r}>"
@@ -45,12 +49,11 @@ class FilesFollowed:
         """Send chunks as they appear; ends only by cancellation."""
         try:
             async with anyio.create_task_group() as side:
-                stop_watching = anyio.Event()
-                side.start_soon(self._watch, stop_watching)
+                side.start_soon(self._keep_watching)
                 try:
                     await self._follow(chunks_tx)
                 finally:
-                    stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
+                    self._stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
         finally:
             with suppress(StateError):  # then it is as old as the last look
                 self._follower.note()
@@ -59,33 +62,80 @@ class FilesFollowed:
     async def after_save(self) -> None:
         """Files are completed when they are looked at."""
 
+    def backlog(self) -> Backlog:
+        """Tell what was not settled as of the last look."""
+        return Backlog(lag_bytes=self._follower.lag_bytes, unreachable_bytes=self._follower.unreachable_bytes)
+
+    def reconfigure(self, settings: InputSettings) -> None:
+        """
+        Follow the files of other patterns from the next look on.
+
+        What is named no more is read no further, but for files that were renamed; named again, it goes on there.
+        """
+        self._next_patterns = self._patterns.replaced(settings.include, settings.exclude)
+        self._look_at = 0.0
+        self._wake.set()
+
     async def _follow(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         follower = self._follower
-        look_at = check_at = may_look_at = 0.0
         while True:
             self._wake = wake = anyio.Event()
             touched, self._touched = self._touched, set()
             now = anyio.current_time()
             if not follower.touch(touched):
-                look_at = min(look_at, max(now, may_look_at))
-            if now >= look_at:
-                found = await run_sync(follower.find)
-                took_s = anyio.current_time() - now
-                may_look_at = now + _TOLD_SHARE * took_s
-                with suppress(StateUnwritableError):  # the next save tells, and the next look comes
-                    await run_sync(follower.look, found, now)
-                pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
-                look_at = now + pause_s
-                check_at = now + self._poll_interval_s
-            elif now >= check_at:
-                await run_sync(follower.check, now)
-                check_at = now + self._poll_interval_s
+                self._look_at = min(self._look_at, max(now, self._may_look_at))
+            await self._look_if_due()
             if follower.has_news:
                 for chunk in await run_sync(follower.read, now):
-                    await chunks_tx.send(chunk)
+                    await self._send(chunks_tx, chunk)
             if not follower.has_news:
-                with anyio.move_on_at(min(look_at, check_at)):
+                with anyio.move_on_at(min(self._look_at, self._check_at)):
                     await wake.wait()
+
+    async def _send(self, chunks_tx: MemoryObjectSendStream[Chunk], chunk: Chunk) -> None:
+        """Send a chunk; while it has to wait, as in an outage, files go on being held before they are rotated away."""
+        try:
+            chunks_tx.send_nowait(chunk)
+        except anyio.WouldBlock:
+            async with anyio.create_task_group() as side:
+                side.start_soon(self._keep_looking)
+                await chunks_tx.send(chunk)
+                side.cancel_scope.cancel()
+
+    async def _keep_looking(self) -> None:
+        while True:
+            await anyio.sleep_until(min(self._look_at, self._check_at))
+            await self._look_if_due()
+
+    async def _look_if_due(self) -> None:
+        """Look at all names, or only at the files that are open, if it is time for that."""
+        follower, now = self._follower, anyio.current_time()
+        if now >= self._look_at:
+            self._replace_patterns()
+            found = await run_sync(follower.find)
+            took_s = anyio.current_time() - now
+            self._may_look_at = now + _TOLD_SHARE * took_s
+            with suppress(StateUnwritableError):  # the next save tells, and the next look comes
+                await run_sync(follower.look, found, now)
+            pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
+            self._look_at = now + pause_s
+            self._check_at = now + self._poll_interval_s
+        elif now >= self._check_at:
+            await run_sync(follower.check, now)
+            self._check_at = now + self._poll_interval_s
+
+    def _replace_patterns(self) -> None:
+        if self._next_patterns is not None:
+            self._patterns, self._next_patterns = self._next_patterns, None
+            self._follower.replace_patterns(self._patterns)
+            self._stop_watching.set()
+
+    async def _keep_watching(self) -> None:
+        """Watch the folders of the patterns, and others once there are others."""
+        while True:
+            self._stop_watching = stop = anyio.Event()
+            await self._watch(stop)
+            await stop.wait()
 
     async def _watch(self, stop: anyio.Event) -> None:
         """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""

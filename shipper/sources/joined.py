@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from shipper.records import Chunk
+from shipper.records import Backlog, Chunk
 
 
 class Part(Protocol):
@@ -18,6 +18,7 @@ class Part(Protocol):
     def is_exhausted(self) -> bool: ...
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None: ...
     async def after_save(self) -> None: ...
+    def backlog(self) -> Backlog: ...
 
 
 class Joined:
@@ -39,3 +40,14 @@ class Joined:
     async def after_save(self) -> None:
         for part in self._parts:
             await part.after_save()
+
+    def backlog(self) -> Backlog:
+        """Add up what the parts have before them."""
+        each = [part.backlog() for part in self._parts]
+        totals = [one.total_bytes for one in each if one.total_bytes is not None]
+        return Backlog(
+            lag_bytes=sum(one.lag_bytes for one in each),
+            spool_bytes=sum(one.spool_bytes for one in each),
+            total_bytes=sum(totals) if totals else None,
+            unreachable_bytes=sum(one.unreachable_bytes for one in each),
+        )

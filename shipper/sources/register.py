@@ -35,14 +35,15 @@ class StreamRegister(Protocol):
         """Drop streams for good."""
 
 
-def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
-    """Report once what is known to have been in inputs that cannot be found any more."""
+def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> int:
+    """Report once what is known to have been in inputs that cannot be found any more, and tell how many bytes."""
     unread = [stream for stream in lost if stream.size > max(stream.checkpoint, stream.read_offset)]
-    if unread:
-        for stream, count in register.note_unreachable(unread, now_s):
-            log.error(
-                "source_unreachable", path=stream.path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
-            )
+    noted = register.note_unreachable(unread, now_s) if unread else []
+    for stream, count in noted:
+        log.error(
+            "source_unreachable", path=stream.path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
+        )
+    return sum(count for _, count in noted)
 
 
 def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:

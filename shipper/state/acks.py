@@ -33,12 +33,18 @@ class Acks:
         return self._totals
 
     @property
+    def oldest_at(self) -> float | None:
+        """When the oldest span was opened that is not settled, or lies behind one; None if there is none."""
+        return min((spans[0].opened_at for spans in self._open.values()), default=None)
+
+    @property
     def open_rejections(self) -> int:
         """How many records were refused that lie behind one that is unsettled, so that they cannot be saved yet."""
         return sum(len(span.rejections) for spans in self._open.values() for span in spans)
 
-    def open(self, span: Span) -> None:
+    def open(self, span: Span, now: float) -> None:
         """Take note of a span; the spans of one stream come in the order of their offsets."""
+        span.opened_at = now
         spans = self._open.setdefault(span.stream.stream_id, deque())
         assert not spans or spans[-1].end_offset <= span.start_offset
         spans.append(span)

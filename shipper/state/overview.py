@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from shipper.records import StreamKind
 from shipper.state.schema import open_for_reading, understood
+
+_Place = tuple[int, int]  # device and inode
+
+_COLUMNS: Final = "stream_id, path, device, inode, size, checkpoint, compression, ended_size, updated_at, settled_until"
+
+
+class Present(NamedTuple):
+    """A file that is there to be shipped, whether it is known as an input yet or not."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
 
 
 class StreamState(Struct, frozen=True):
@@ -17,11 +32,14 @@ class StreamState(Struct, frozen=True):
     How far an input is settled.
 
     Attributes:
+        stream_id: 0 = a file that is there and was not looked at by any shipper yet.
         size: Bytes of content that are known to exist.
-        checkpoint: Bytes that are settled and saved.
-        lag_bytes: What is in between.
+        checkpoint: Bytes that are settled and saved; 0 if what they were was cut off, and the file has others now.
+        lag_bytes: What is in between. That of an archive that is not read to its end is not known, and less here.
         compression: Empty = not compressed.
         updated_at: When the checkpoint was saved, seconds since the epoch.
+        delivered_until: All that was written to it up to then is settled; the moment of this look if all of it is.
+            None = not known.
     """
 
     stream_id: int
@@ -31,14 +49,21 @@ class StreamState(Struct, frozen=True):
     lag_bytes: int
     compression: str
     updated_at: float
+    delivered_until: float | None = None
 
 
 class SpoolState(Struct, frozen=True):
-    """What is kept of standard input: segments, their bytes, and how many of these are not settled."""
+    """
+    What is kept of standard input: segments, their bytes, and how many of these are not settled.
+
+    Attributes:
+        delivered_until: All that was read from standard input up to then is settled; as for a stream.
+    """
 
     segments: int = 0
     bytes: int = 0
     lag_bytes: int = 0
+    delivered_until: float | None = None
 
 
 class UnreachableInput(Struct, frozen=True):
@@ -55,10 +80,13 @@ class Overview(Struct, frozen=True, kw_only=True):
     The state at one moment; `read == accepted + dead_lettered + duplicates`, as what is pending lies behind.
 
     Attributes:
+        at: That moment, seconds since the epoch.
+        streams: The one with most lag first.
         dead_letters: How many are kept, by rule.
         unreachable_bytes: Of all inputs, ever.
     """
 
+    at: float = 0.0
     read: int = 0
     accepted: int = 0
     dead_lettered: int = 0
@@ -70,11 +98,47 @@ class Overview(Struct, frozen=True, kw_only=True):
     unreachable_bytes: int = 0
     unreachable: list[UnreachableInput] = []
 
+    @property
+    def has_inputs(self) -> bool:
+        """Whether any input was read yet, or is known."""
+        return bool(self.streams or self.spool.segments or self.read)
 
-def look_at(directory: Path) -> Overview | None:
+    @property
+    def lag_bytes(self) -> int:
+        """Of all files."""
+        return sum(each.lag_bytes for each in self.streams)
+
+    def is_whole(self, part: StreamState | SpoolState) -> bool:
+        """Tell whether all of an input or of the spool is settled, as of this look."""
+        return part.delivered_until == self.at
+
+    @property
+    def behind(self) -> list[StreamState]:
+        """The streams that are not settled to their end, the one with most lag first."""
+        return [each for each in self.streams if not self.is_whole(each)]
+
+    @property
+    def delivered_until(self) -> float | None:
+        """All that was written to all inputs up to then is settled; None = not known, or there is no input yet."""
+        if not self.has_inputs:
+            return None
+        return earliest([*(each.delivered_until for each in self.streams), self.spool.delivered_until])
+
+
+def earliest(moments: Iterable[float | None]) -> float | None:
+    """Tell the earliest moment; None if one of them is not known, or if there are none."""
+    known = list(moments)
+    return None if None in known else min((each for each in known if each is not None), default=None)
+
+
+def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -> Overview | None:
     """
     Read the state; the caller need not hold the lock.
 
+    Args:
+        at: The time, seconds since the epoch, taken before; for those who want to know what was delivered until when.
+        present: The files that are to be shipped; they tell of inputs that no shipper has looked at yet, and of those
+            that were renamed while none was running.
     Returns:
         None if there is no state, or if its tables are to be made or brought up to date first.
     Raises:
@@ -88,24 +152,17 @@ def look_at(directory: Path) -> Overview | None:
         totals = db.execute(
             "SELECT read, accepted, dead_lettered, duplicates, dead_letter_bytes, unreachable_bytes FROM totals"
         ).fetchone()
-        inputs: dict[StreamKind, list[StreamState]] = {"file": [], "spool": []}
-        for kind, device, inode, *row in db.execute(
-            "SELECT kind, device, inode, stream_id, path, size, checkpoint, compression, updated_at FROM streams "
-            "ORDER BY stream_id"
-        ):
-            inputs[kind].append(_stream_state((device, inode), *row))
         return Overview(
+            at=at,
             read=totals[0],
             accepted=totals[1],
             dead_lettered=totals[2],
             duplicates=totals[3],
             dead_letter_bytes=totals[4],
             unreachable_bytes=totals[5],
-            streams=inputs["file"],
-            spool=_spool_state(directory / "spool", {each.stream_id: each.checkpoint for each in inputs["spool"]}),
-            dead_letters=dict(
-                db.execute("SELECT rule, count(*) AS n FROM dead_letters GROUP BY rule ORDER BY n DESC, rule")
-            ),
+            streams=_stream_states(db, at, present),
+            spool=_spool_state(db, directory / "spool", at),
+            dead_letters=_kept_by_rule(db),
             unreachable=[
                 UnreachableInput(*row)
                 for row in db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")
@@ -113,26 +170,82 @@ def look_at(directory: Path) -> Overview | None:
         )
 
 
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]) -> list[StreamState]:
+    there = {(each.device, each.inode): each for each in present}
+    states = []
+    for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
+        stream_id, path, device, inode, *others = row
+        found = there.pop((device, inode), None)
+        size_now = found.size if found else _size_of(path, (device, inode))
+        states.append(_stream_state(at, size_now, stream_id, found.path if found else path, *others))
+    states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
+    states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
+    return states
+
+
+def _size_of(path: str, place: _Place) -> int | None:
+    """Tell the size of a file; None if it is somewhere else, or gone: then what was seen last has to do."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_size if (status.st_dev, status.st_ino) == place else None
+
+
 def _stream_state(
-    place: tuple[int, int],
+    at: float,
+    size_now: int | None,
     stream_id: int,
     path: str,
     size: int,
     checkpoint: int,
     compression: str,
+    ended_size: int,
     updated_at: float,
+    settled_until: float | None,
 ) -> StreamState:
-    try:
-        status = os.stat(path)
-        if (status.st_dev, status.st_ino) == place and not compression:
-            size = status.st_size
-    except OSError:
-        pass  # it is somewhere else, or gone: what was seen last has to do
+    if compression:
+        # How much an archive holds is known once its end was reached; what was a plain file has a size from then.
+        has_ended = size_now in {None, ended_size} if ended_size >= 0 else checkpoint == size > 0
+        is_whole = has_ended and checkpoint >= size
+    else:
+        if size_now is not None:
+            size = size_now
+            checkpoint = checkpoint if checkpoint <= size else 0  # it was cut off: what it holds now was not read yet
+        is_whole = checkpoint >= size
     size = max(size, checkpoint)
-    return StreamState(stream_id, path, size, checkpoint, size - checkpoint, compression, updated_at)
+    until = at if is_whole else settled_until
+    return StreamState(stream_id, path, size, checkpoint, size - checkpoint, compression, updated_at, until)
 
 
-def _spool_state(spool: Path, checkpoints: dict[int, int]) -> SpoolState:
-    sizes = {path.name: path.stat().st_size for path in spool.glob("[0-9]*")}
-    lag = sum(size - checkpoints.get(int(name.partition(".")[0]), 0) for name, size in sizes.items())
-    return SpoolState(len(sizes), sum(sizes.values()), lag)
+# Standard input ---------------------------------------------------------------------------------------------------
+
+
+def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
+    rows = db.execute("SELECT stream_id, checkpoint, settled_until FROM streams WHERE kind = 'spool'")
+    saved: Mapping[int, tuple[int, float | None]] = {stream_id: rest for stream_id, *rest in rows}
+    count = total = lag = 0
+    until: float | None = at
+    closed_at: float | None = None  # when the segment before was written to last
+    for path in sorted(spool.glob("[0-9]*")):
+        try:
+            status = path.stat()
+        except FileNotFoundError:  # a running shipper has just deleted it, as it is settled
+            continue
+        checkpoint, settled_until = saved.get(int(path.name.partition(".")[0]), (0, None))
+        if not lag and checkpoint < status.st_size:
+            # What was read before this segment was begun lies in earlier ones, which are settled.
+            until = max((each for each in (settled_until, closed_at) if each is not None), default=None)
+        count, total, lag = count + 1, total + status.st_size, lag + status.st_size - checkpoint
+        closed_at = status.st_mtime
+    return SpoolState(count, total, lag, until)
+
+
+# Dead letters -----------------------------------------------------------------------------------------------------
+
+
+def _kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
+    return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))

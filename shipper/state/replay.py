@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.framing import LINES, csv_rows
-from shipper.records import Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream
 from shipper.state.letters import Letters
 
 _CHUNK_BYTES: Final = 1 << 20
@@ -65,6 +65,10 @@ class Replay:
         self._next_stream_id = next_stream_id
         self._csv_delimiter = csv_delimiter
         self.is_exhausted = False
+
+    def backlog(self) -> Backlog:
+        """Letters have no size to tell; how many are left is known from the counts."""
+        return Backlog()
 
     def __repr__(self) -> str:
         return f"<Replay of {len(self._letter_ids)} dead letters>"

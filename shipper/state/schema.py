@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
+
 from shipper.errors import StateError
 
 SCHEMA_VERSION: Final = 5
@@ -37,6 +39,23 @@ CREATE TABLE dead_letters (
     first_at REAL NOT NULL,
     last_at REAL NOT NULL
 ) STRICT;
+"""
+_COUNTS: Final = """
+CREATE TABLE letter_counts ( -- of dead_letters, as counting a million of them takes a third of a second
+    rule TEXT PRIMARY KEY,
+    kept INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+INSERT INTO letter_counts SELECT rule, count(*) FROM dead_letters GROUP BY rule;
+CREATE TRIGGER letter_kept AFTER INSERT ON dead_letters BEGIN
+    INSERT INTO letter_counts VALUES (new.rule, 1) ON CONFLICT (rule) DO UPDATE SET kept = kept + 1;
+END;
+CREATE TRIGGER letter_gone AFTER DELETE ON dead_letters BEGIN
+    UPDATE letter_counts SET kept = kept - 1 WHERE rule = old.rule;
+END;
+CREATE TRIGGER letter_refused_anew AFTER UPDATE OF rule ON dead_letters BEGIN
+    UPDATE letter_counts SET kept = kept - 1 WHERE rule = old.rule;
+    INSERT INTO letter_counts VALUES (new.rule, 1) ON CONFLICT (rule) DO UPDATE SET kept = kept + 1;
+END;
 """
 _INPUTS: Final = """
 CREATE TABLE unreachable (
@@ -94,6 +113,7 @@ CREATE TABLE totals (
 ) STRICT;
 INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_stream_id) VALUES (1, 0, 0, 0, 0, 0);
 {_DEAD_LETTERS}
+{_COUNTS}
 {_INPUTS}
 {_LEDGER}
 """
@@ -116,7 +136,10 @@ ALTER TABLE streams ADD COLUMN ended_ns INTEGER NOT NULL DEFAULT -1;
 ALTER TABLE streams ADD COLUMN is_rotated INTEGER NOT NULL DEFAULT 0;
 {_INPUTS}
 """
-_FROM_4: Final = "ALTER TABLE streams ADD COLUMN settled_until REAL;"
+_FROM_4: Final = f"""
+ALTER TABLE streams ADD COLUMN settled_until REAL;
+{_COUNTS}
+"""
 _STEPS: Final = {
     0: _SCHEMA,
     1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4,
@@ -124,6 +147,13 @@ _STEPS: Final = {
     3: _LEDGER + _FROM_4,
     4: _FROM_4,
 }  # by the version that is there
+
+
+class _Consumer(msgspec.Struct):
+    ConsumerID: int | str | None = None
+
+
+_decode_consumer: Final = msgspec.json.Decoder(_Consumer).decode
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w.])')
 
 
@@ -220,7 +250,14 @@ def consumer_id_of(raw: bytes) -> str:
     Read the ConsumerID out of a record, also out of one that is broken elsewhere.
 
     Returns:
-        Decimal digits without leading zeros, of the last mention, as that counts in JSON; empty if there is none.
+        Decimal digits without leading zeros: the record's own or, where it has none or is no JSON, of the last mention.
+        Empty if there is none.
     """
+    try:
+        own = _decode_consumer(raw).ConsumerID
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        own = None
+    if own is not None and re.fullmatch(r"[0-9]{1,40}", str(own)):
+        return str(int(own))
     found = _CONSUMER_ID.findall(raw)
     return str(int(found[-1])) if found else ""

@@ -51,8 +51,10 @@ class Live(Struct, frozen=True, kw_only=True):
         total_bytes: Of an input with an end, its size, if known.
         accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
         latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
+        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
+        latency_total_seconds: Sum over all requests.
         concurrency_limit: Requests that may be in flight.
-        lag_bytes: Known to exist and not settled, of all files.
+        lag_bytes: Known to exist and not settled, of all inputs.
         spool_bytes: Of standard input, on disk.
         oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
         unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
@@ -84,6 +86,8 @@ class Live(Struct, frozen=True, kw_only=True):
     settled_bytes_per_second: float = 0.0
     latency_p50_seconds: float | None = None
     latency_p95_seconds: float | None = None
+    latency_counts: list[int] = []
+    latency_total_seconds: float = 0.0
     in_flight: int = 0
     concurrency_limit: int = 0
     lag_bytes: int = 0

@@ -344,6 +344,7 @@ class Shipper:
         return kept | {
             "HOME": str(self.folder),
             "SHIPPER__INTAKE__BASE_URL": self.target.base_url,
+            "SHIPPER__ADMIN__LISTEN": "127.0.0.1:0",  # other shippers run beside this one
             "INTAKE_KEY": self.target.subscription_key,
             "INTAKE_TOKEN": self.target.token,
         }

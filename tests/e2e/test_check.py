@@ -97,7 +97,7 @@ def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
     assert "environment variable INTAKE_KEY" in checked.what("intake.subscription_key", "ok")
     assert "INTAKE_TOKEN; it expires in 29 days" in checked.what("intake.token", "ok")
     assert str(shipper.config) in checked.what("configuration", "ok")
-    assert "1 from the environment" in checked.what("configuration")
+    assert "2 from the environment" in checked.what("configuration")
     assert service.counts()["requests"] == 0
     assert not shipper.state.exists()
 

@@ -245,7 +245,7 @@ def test_a_state_store_that_cannot_be_trusted_is_left_untouched(
 ):
     shutil.copytree(good_state, shipper.state)
     database = shipper.state / "state.db"
-    assert {path.name for path in shipper.state.iterdir()} == {"state.db", "lock", "spool"}
+    assert {path.name for path in shipper.state.iterdir()} == {"state.db", "lock", "spool", "live.json"}
     spoil(database)
     spoiled = database.read_bytes()
     service.reset()

@@ -112,7 +112,7 @@ def test_rename_rotation_loses_and_repeats_nothing(
     """The writer finishes its last lines into the old descriptor, after the new file was begun."""
     rotations, lines_each, late_each = 20, 100, 10
     file = folder / "app.ndjson"
-    running = follow(include)
+    running = follow(include, log__level="debug")  # with every repeat
     sent = 0
     old = file.open("ab", buffering=0)
     try:

@@ -22,6 +22,7 @@ from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Service, Shipper, changed, event_ids, sandbox
 from tests.e2e.fake_service import FakeService
+from tests.older_state import BACK_TO_3
 
 OCTOBER = ("2025-10-01", "2025-10-31")
 EVENTS = 3_000
@@ -325,7 +326,7 @@ def test_notes_tell_what_is_pending_and_what_came_before_the_ledger(
     assert reconcile(reporting).stdout.count("no ledger in the state directory") == 1
     assert ship(reporting, october[:100]).returncode == 0
     with sqlite3.connect(reporting.state / "state.db") as db:  # as if an earlier version had accepted them
-        db.executescript("DROP TABLE ledger; ALTER TABLE streams DROP COLUMN settled_until; PRAGMA user_version = 3")
+        db.executescript(BACK_TO_3)
     db.close()
     assert ship(reporting, october[100:200]).returncode == 0
     code, found = compared(reporting)

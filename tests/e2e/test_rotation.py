@@ -56,7 +56,7 @@ def test_fifty_renames_under_load_lose_and_repeat_nothing(tail: Tail):
     """The writer finishes a torn line and some more into the old descriptor, when the new file is begun already."""
     rotations, lines_each, late_each = 50, 300, 20
     lines = tail.sample.lines
-    tail.start(GLOB, input__rotate_wait_seconds=1)
+    tail.start(GLOB, input__rotate_wait_seconds=1, log__level="debug")  # with every repeat
     sent = 0
     old = tail.file.open("ab", buffering=0)
     try:

@@ -661,7 +661,7 @@ def test_status_shows_what_waits_in_the_spool_and_that_it_is_gone(
     def status() -> dict[str, Any]:
         result = shipper.run("status", "--json")
         assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)["spool"]
+        return json.loads(result.stdout)["state"]["spool"]
 
     leave_behind(shipper, fake, b"".join(sample.lines[:100]), sample.ids[99].encode(), **{"spool.segment_bytes": 5000})
     waiting = status()

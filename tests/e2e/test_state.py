@@ -380,7 +380,7 @@ def test_what_only_looks_is_not_held_up_by_a_running_shipper(
 ):
     status = shipper.run("status", "--json")
     assert status.returncode == 0, status.stderr
-    assert json.loads(status.stdout)["spool"]["segments"] == 1, "what it has read"
+    assert json.loads(status.stdout)["state"]["spool"]["segments"] == 1, "what it has read"
     for arguments in (["status"], ["dead-letters", "list"], ["validate", file], ["config", "show"]):
         result = shipper.run(*arguments)
         assert result.returncode == 0, (arguments, result.stderr)
@@ -499,7 +499,7 @@ def test_files_that_came_and_went_are_forgotten_but_for_the_youngest(
     state = shipper.read_state()
     assert (state.read, state.accepted) == (30, 30), "the counts stay"
     assert (shipper.state / "state.db").stat().st_size < size_bytes + (4 << 20)
-    document = json.loads(shipper.run("status", "--json").stdout)
+    document = json.loads(shipper.run("status", "--json").stdout)["state"]
     assert document["unreachable_bytes"] == 0, "what was settled is not missed"
 
 
@@ -508,7 +508,7 @@ def test_files_that_come_and_go_while_it_runs_do_not_add_up(shipper: Shipper, se
     tail.append(0, 10)
     assert shipper.backfill(tail.file).returncode == 0
     add_gone_streams(shipper, 10_950)
-    running = tail.start(input__rotate_wait_seconds=0.1)
+    running = tail.start(input__rotate_wait_seconds=0.1, log__level="debug")  # with every repeat
     paths = [tail.append(number, number + 1, f"app.ndjson.{number}") for number in range(10, 110)]
     tail.wait(110)
     running.wait_until(lambda: shipper.read_state().accepted == 110, "they are read and settled")

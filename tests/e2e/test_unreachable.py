@@ -32,7 +32,7 @@ def unreachable_bytes(shipper: Shipper) -> int:
 def status(shipper: Shipper) -> dict[str, Any]:
     result = shipper.run("status", "--json")
     assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
+    return json.loads(result.stdout)["state"]
 
 
 def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, include: str = "app.ndjson*") -> int:
@@ -279,7 +279,7 @@ def test_status_counts_dead_letters_and_the_spool(shipper: Shipper, fake: FakeSe
 def test_status_of_nothing_is_told_without_making_a_state(shipper: Shipper):
     result = shipper.run("status", "--json")
     assert result.returncode == 0
-    assert json.loads(result.stdout)["streams"] == []
+    assert json.loads(result.stdout)["state"]["streams"] == []
     assert not (shipper.state / "state.db").exists()
 
 

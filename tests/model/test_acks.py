@@ -38,7 +38,7 @@ class Settling(RuleBasedStateMachine):
             rejections=rejections,
         )
         spans.append(span)
-        self.acks.open(span)
+        self.acks.open(span, 0.0)
         self.owed += [(span, 1)] * good
 
     @precondition(lambda self: self.owed)

@@ -330,7 +330,7 @@ class Sources(RuleBasedStateMachine):
             encoded = self.codec.encode(chunk, offset, room_events=3, room_bytes=1 << 20, latest=LATEST)
             assert encoded is not None
             offset = encoded.span.end_offset
-            self.acks.open(encoded.span)
+            self.acks.open(encoded.span, 0.0)
             lines = [self.by_raw[raw] for raw in encoded.lines.split(b"\n") if raw]
             assert len(lines) == encoded.span.unsettled
             for start in range(0, len(lines), 2):

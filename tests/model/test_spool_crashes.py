@@ -73,6 +73,7 @@ class Machine:
         spool = Spool(
             self.directory,
             rx_end,
+            wall_time=lambda: 1.0,
             known=known,
             next_stream_id=next_id,
             forget=self.rows.forget,

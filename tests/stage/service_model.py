@@ -113,6 +113,8 @@ class ServiceModel:
 
 
 class _Endpoint:
+    certificate_expires_at: float | None = None
+
     def __init__(self, service: ServiceModel, index: int) -> None:
         self._service = service
         self._index = index

@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
@@ -47,6 +47,9 @@ class Streams:
             ends[number] = end
         self.is_exhausted = True
 
+    def backlog(self) -> Backlog:
+        return Backlog()
+
     async def after_save(self) -> None: ...
 
     def checkpoints(self) -> dict[int, int]:
@@ -76,7 +79,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Any:
         commit_interval_s: float = 0.001,
         **changes: Any,
     ) -> Pipeline:
-        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: ScriptedEndpoint())
+        monkeypatch.setattr("shipper.pipeline.pipeline.Endpoint", lambda *_, **__: ScriptedEndpoint())
         made = settings(**{"batch_max_events": 1, **changes})
         state = msgspec.structs.replace(
             made.state, dead_letter_retention_days=retention_days, commit_interval_seconds=commit_interval_s
@@ -249,7 +252,7 @@ async def test_what_was_left_behind_a_full_store_is_not_passed_when_room_comes_l
     with tx, rx, anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await until(lambda: pipeline._full_since is not None)
+            await until(lambda: pipeline._saver.full_since is not None)
             await anyio.sleep(0.05)  # until a chunk waits
             tx.send_nowait(signal.SIGTERM)
     (summary,) = summaries
@@ -269,7 +272,7 @@ async def test_expired_letters_go_at_the_start_and_then_every_hour(
     days = 86_400.0
     store.save([checkpoint(rejection(), stream_id=7)], NOW_S - 31 * days)
     store.save([checkpoint(rejection(), stream_id=7, end=200)], NOW_S - 29 * days)
-    monkeypatch.setattr("shipper.pipeline._EXPIRY_INTERVAL_S", 0.1)
+    monkeypatch.setattr("shipper.pipeline.saver._EXPIRY_INTERVAL_S", 0.1)
     pipeline = make(Streams([]), retention_days=30, is_one_shot=False)
     pipeline._source.run = lambda _: anyio.sleep_forever()
     with anyio.fail_after(10):
@@ -277,7 +280,7 @@ async def test_expired_letters_go_at_the_start_and_then_every_hour(
             group.start_soon(pipeline.run)
             await until(lambda: told(logs, "dead_letters_expired"))
             assert store.letters.ids(EVERYTHING) == [2]
-            pipeline._wall_time = lambda: NOW_S + 2 * days
+            pipeline._saver._wall_time = lambda: NOW_S + 2 * days
             await until(lambda: len(told(logs, "dead_letters_expired")) == 2)
             group.cancel_scope.cancel()
     assert [entry["count"] for entry in told(logs, "dead_letters_expired")] == [1, 1]
@@ -299,7 +302,7 @@ async def test_nothing_that_is_sent_is_left_out_of_the_bodies(make: Any, store: 
     source = Streams([(1, good(1)), (1, BAD * 3), (1, good(2)), (1, BAD), (1, good(3))])
     pipeline = make(source, delivery_give_up_after_seconds=0.2)
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(10):
-        patch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: endpoint)
+        patch.setattr("shipper.pipeline.pipeline.Endpoint", lambda *_, **__: endpoint)
         summary: Summary = await pipeline.run()
     sent = [event["ConsumerID"] for body in endpoint.bodies for event in json.loads(body)["events"]]
     assert len(sent) == summary.accepted

@@ -21,7 +21,7 @@ from shipper.config import (
 )
 from shipper.errors import StateError
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Checkpoint, Chunk, Stream
+from shipper.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.secrets import LiteralSecret
 from shipper.state.store import Saved
 from tests.fakes import ScriptedEndpoint
@@ -71,6 +71,9 @@ class ListSource:
             await anyio.sleep_forever()
         self.is_exhausted = True
 
+    def backlog(self) -> Backlog:
+        return Backlog()
+
     async def after_save(self) -> None: ...
 
 
@@ -89,7 +92,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
         drain_s: float = 25.0,
     ) -> Pipeline:
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: next(endpoints))
+        monkeypatch.setattr("shipper.pipeline.pipeline.Endpoint", lambda *_, **__: next(endpoints))
         settings = Settings(
             intake=EndpointSettings(
                 base_url="http://127.0.0.1:9", subscription_key=LiteralSecret("k"), token=LiteralSecret("t")

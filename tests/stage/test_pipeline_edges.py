@@ -15,7 +15,7 @@ import pytest
 
 from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, InputSettings, Settings, StateSettings
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream
 from shipper.secrets import LiteralSecret
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
@@ -71,6 +71,9 @@ class Lines:
             offset = end
         self.is_exhausted = True
 
+    def backlog(self) -> Backlog:
+        return Backlog()
+
     async def after_save(self) -> None: ...
 
 
@@ -86,7 +89,7 @@ def store(tmp_path: Path):
 def make(monkeypatch: pytest.MonkeyPatch, store: Store):
     def make(source: Any, *scripts: Sequence[Any], is_one_shot: bool = True, **changes: Any) -> Pipeline:
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: next(endpoints))
+        monkeypatch.setattr("shipper.pipeline.pipeline.Endpoint", lambda *_, **__: next(endpoints))
         return Pipeline(
             settings(senders=len(scripts), **changes),
             source,

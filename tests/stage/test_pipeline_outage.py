@@ -16,7 +16,7 @@ import pytest
 from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, Settings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream
 from shipper.secrets import LiteralSecret
 from shipper.state.store import Store
 from tests.fakes import answer
@@ -44,7 +44,7 @@ def line(number: int) -> bytes:
 LINE_BYTES = len(line(0))
 
 
-async def at_once(function: Callable[..., T], *arguments: Any) -> T:
+async def at_once(function: Callable[..., T], *arguments: Any, limiter: Any) -> T:
     """Call what blocks as if a thread did it in no time: virtual time would run away while a real one works."""
     await anyio.lowlevel.checkpoint()
     return function(*arguments)
@@ -75,6 +75,9 @@ class GrowingFile:
             self.sent = end
         self.is_exhausted = True
 
+    def backlog(self) -> Backlog:
+        return Backlog()
+
     async def after_save(self) -> None: ...
 
 
@@ -98,8 +101,8 @@ class Outage:
             delivery=DeliverySettings(**delivery),
         )
         self.most_unsettled = 0
-        monkeypatch.setattr("shipper.pipeline.run_sync", at_once)
-        monkeypatch.setattr("shipper.pipeline.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
+        monkeypatch.setattr("shipper.pipeline.saver.run_sync", at_once)
+        monkeypatch.setattr("shipper.pipeline.pipeline.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
 
     def begin(self) -> Pipeline:
         """Make a pipeline that goes on where the state says."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jsonschema_rs
 import msgspec
 import pytest
 import typer
@@ -16,7 +18,6 @@ from typer.testing import CliRunner
 
 from shipper.cli import config as cli
 from shipper.config import (
-    NOT_YET,
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
@@ -132,7 +133,15 @@ def test_text_becomes_the_type_of_its_key(override: str, expected: object) -> No
 
 
 def test_an_address_in_brackets_is_text() -> None:
-    assert "[::1]:9464" in refused(overrides=("admin.listen=[::1]:9464",)).message
+    assert load(overrides=("admin.listen=[::1]:9464",)).admin.listen == "[::1]:9464"
+
+
+@pytest.mark.parametrize("written", ["9464", "127.0.0.1", ":9464", "http://127.0.0.1:9464", "h:99999", "h:1/", "u@h:1"])
+def test_an_address_to_listen_on_has_host_and_port(written: str) -> None:
+    error = refused(overrides=(f"admin.listen={written}",))
+    assert error.key == "admin.listen"
+    assert written in error.message
+    assert "HOST:PORT" in error.message
 
 
 def test_flags_may_hold_paths() -> None:
@@ -249,41 +258,7 @@ def test_rules_hold_for_sections_that_are_built_directly() -> None:
         DeliverySettings(retry_initial_seconds=2, retry_max_seconds=1)
 
 
-# --- not available yet ---
-
-
-@pytest.mark.parametrize(
-    ("override", "way_out"),
-    [
-        ("delivery.drain=until_idle", "use 'input'"),
-        ("admin.listen=127.0.0.1:9464", "use ''"),
-    ],
-)
-def test_a_value_without_its_feature_is_refused_with_one_that_works(override: str, way_out: str) -> None:
-    error = refused(overrides=(override,))
-    assert error.key == override.split("=")[0]
-    assert "not available yet" in error.message
-    assert way_out in error.message
-
-
-@pytest.mark.parametrize(
-    "override", ["input.format=ndjson", "records.mode=strict", "delivery.concurrency=8", "admin.listen="]
-)
-def test_a_value_that_works_may_be_written(override: str) -> None:
-    load(overrides=(override,))
-
-
-def test_the_table_of_the_unavailable_speaks_of_existing_keys_and_spares_their_defaults() -> None:
-    known = {leaf.key: leaf for leaf in leaves(Settings)}
-    for key, works in NOT_YET.items():
-        if works:
-            default = known[key].default
-            assert any(isinstance(default, work) if isinstance(work, type) else default == work for work in works)
-        else:
-            assert key in known or key.endswith((".oauth2", ".command"))
-
-
-def test_all_keys_decode_whether_available_or_not() -> None:
+def test_all_keys_decode() -> None:
     everything = {
         "intake": {
             "base_url": "https://h",
@@ -612,6 +587,7 @@ def app() -> typer.Typer:
     app = typer.Typer()
     app.command("init")(cli.init)
     app.command("show")(cli.show)
+    app.command("schema")(cli.schema)
     return app
 
 
@@ -650,7 +626,7 @@ def test_init_writes_every_available_key_and_all_of_it_can_be_switched_on(app: t
         assert (switched_on.report.token is None) == (switched_on.report.oauth2 is not None)
         assert switched_on.batch == BatchSettings()
     written = set(_keys_in(tomllib.loads(everything)))
-    assert written == {leaf.key for leaf in leaves(Settings) if NOT_YET.get(leaf.key) != ()}
+    assert written == {leaf.key for leaf in leaves(Settings)}
 
 
 def _keys_in(document: dict[str, object], prefix: str = "") -> Iterator[str]:
@@ -746,3 +722,45 @@ def test_the_examples_are_valid_and_hold_no_literal_secret(path: Path) -> None:
 
 def test_there_is_an_example_for_every_way_of_running() -> None:
     assert {"backfill", "pipe", "sidecar"} <= {path.stem for path in EXAMPLES}
+
+
+# --- schema ---
+
+
+@pytest.fixture
+def schema(app: typer.Typer) -> Any:
+    return json.loads(CliRunner().invoke(app, ["schema"]).stdout)
+
+
+def test_the_schema_takes_every_example_and_every_key_of_the_commented_file(app: typer.Typer, schema: Any) -> None:
+    documents = [tomllib.loads(path.read_text()) for path in sorted(EXAMPLES[0].parent.rglob("*.toml"))]
+    assert len(documents) >= 5
+    text = CliRunner().invoke(app, ["init", "-"]).stdout
+    documents += [tomllib.loads(text), tomllib.loads(re.sub(r"^#(?=\S)", "", text, flags=re.MULTILINE))]
+    for document in documents:
+        jsonschema_rs.validate(schema, document)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("[batch]\nmax_evnts = 5", "batch"),
+        ("[batch]\nmax_events = 0", "batch/max_events"),
+        ('[delivery]\nconcurrency = "many"', "delivery/concurrency"),
+        ("[delivery]\nconcurrency = 0", "delivery/concurrency"),
+        ('[intake]\nbase_url = "https://h"\ntoken = { env = "A", file = "b" }', "intake/token"),
+        ('[intake]\nbase_url = "https://h"\ntoken = {}', "intake/token"),
+        ("[nowhere]\n", ""),
+    ],
+)
+def test_the_schema_refuses_what_the_decoder_refuses(text: str, place: str, schema: Any) -> None:
+    document = tomllib.loads(text)
+    (error, *_) = jsonschema_rs.validator_for(schema).iter_errors(document)
+    assert "/".join(map(str, error.instance_path)) == place
+    refused(text)
+
+
+def test_the_schema_has_no_null_and_describes_every_key(schema: Any) -> None:
+    assert "null" not in json.dumps(schema)
+    for section in schema["$defs"].values():
+        assert all("description" in key for key in section["properties"].values()), section["title"]

@@ -28,6 +28,7 @@ from shipper.state.ledger import LedgerRow, read_ledger
 from shipper.state.letters import Content
 from shipper.state.schema import SCHEMA_VERSION
 from shipper.state.store import Store
+from tests.older_state import BACK_TO_3
 from tests.unit.test_codec import MISSING, event
 from tests.unit.test_letters import VERSION_1
 
@@ -104,8 +105,7 @@ def version_2(path: Path) -> None:
 def version_3(path: Path) -> None:
     Store(path.parent).close()
     with closing(sqlite3.connect(path)) as db:
-        db.executescript("UPDATE totals SET read = 10, accepted = 7; DROP TABLE ledger; PRAGMA user_version = 3")
-        db.executescript("ALTER TABLE streams DROP COLUMN settled_until")
+        db.executescript(f"UPDATE totals SET read = 10, accepted = 7; {BACK_TO_3}")
 
 
 @pytest.mark.parametrize("make", [version_1, version_2, version_3])

@@ -204,6 +204,11 @@ def test_a_message_has_an_end(store: Store):
         (b'{"ConsumerID":null}', ""),
         (b'{"ConsumerID":' + b"9" * 50 + b"}", ""),
         (b'{"XConsumerID":42}', ""),
+        (b'{"ConsumerID": 7, "referrer": {"ConsumerID": 8}}', "7"),
+        (b'{"ConsumerID": "007", "note": "\\"ConsumerID\\":9"}', "7"),
+        (b'{"ConsumerID": null, "who": {"ConsumerID": 8}}', "8"),
+        (b'{"ConsumerID": "' + b"9" * 5000 + b'"}', ""),
+        (b"[" * 100_000, ""),
         (b"", ""),
     ],
 )

@@ -1,5 +1,5 @@
 """
-The pipeline: wires the stages, stops them, and tells what became of the records.
+The flow from a source to the senders, and the ladder of a stop.
 
 Stages end because their input ended: each owns its stream ends, and closing them is the only signal downstream. A stop
 is a ladder: the first signal ends reading and gives the rest a deadline; the deadline or a second signal cuts the rest
@@ -9,11 +9,14 @@ off. What was settled by then is saved in any case.
 from __future__ import annotations
 
 import math
+import os
 import signal
+import ssl
+import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from random import Random
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Protocol
 
 import anyio
 import msgspec
@@ -22,41 +25,37 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
+from shipper import __version__
 from shipper.batching import Batcher
 from shipper.codec import Codec, latest_timestamp, tally
 from shipper.config import Settings, require_endpoint
-from shipper.delivery.credentials import ClockSkew, Credentials, credentials_of
+from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.parting import sent_event
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
-from shipper.errors import DeliveryGaveUpError, StateUnwritableError
+from shipper.errors import ConfigError, DeliveryGaveUpError
 from shipper.framing import CsvRows
-from shipper.records import Batch, Checkpoint, Chunk, Refusal, Rejection, Stream, Totals
+from shipper.pipeline.observer import Observer
+from shipper.pipeline.reload import Reloading, reloaded
+from shipper.pipeline.saver import Saver
+from shipper.pipeline.summary import Outcome, Summary
+from shipper.records import Backlog, Batch, Chunk, Refusal, Rejection, Stream, Totals
 from shipper.state.acks import Acks
 from shipper.state.store import Store
+from shipper.telemetry.live import Live, Phase
 from shipper.wire import BODY_HEAD, BODY_TAIL
 
 log = structlog.get_logger("pipeline")
 
-Outcome = Literal["finished", "drained", "aborted", "gave_up"]
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
 _BATCH_BUFFER: Final = 8
 _MAX_OPEN_SPANS: Final = 4096
 _SAVE_LIMIT_S: Final = 10.0
-_EXPIRY_INTERVAL_S: Final = 3600.0
-_DAY_S: Final = 86_400.0
-_LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
+_READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 _DUPLICATES_TOLD: Final = 5
-
-
-class _Why(NamedTuple):
-    """Why what is settled cannot be saved: a word, and what to do about it; empty if it can."""
-
-    reason: str
-    message: str
 
 
 class Source(Protocol):
@@ -76,33 +75,8 @@ class Source(Protocol):
     async def after_save(self) -> None:
         """The checkpoints of the streams have moved, on disk."""
 
-
-class Summary(Totals, kw_only=True):
-    """
-    What a run did; `read == accepted + dead_lettered + duplicates + pending`.
-
-    Attributes:
-        outcome: `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = cut off
-            with records pending; `gave_up` = the service took nothing for too long.
-        message: Why it ended early; empty otherwise.
-    """
-
-    batches: int
-    requests: int
-    retries: int
-    seconds: float
-    outcome: Outcome
-    message: str = ""
-
-    def exit_code(self, *, is_one_shot: bool) -> int:
-        """0 all accepted, 3 some are dead letters, 4 something is left to do; a followed input is never at its end."""
-        if self.pending or self.outcome in {"aborted", "gave_up"}:
-            return 4
-        if not is_one_shot:
-            return 0
-        if self.outcome == "drained":
-            return 4
-        return 3 if self.dead_lettered else 0
+    def backlog(self) -> Backlog:
+        """Tell what it has before it; cheap, as it is asked every second."""
 
 
 class Pipeline:
@@ -112,6 +86,9 @@ class Pipeline:
     Args:
         is_one_shot: The input has an end, and the run is given up after `delivery.give_up_after_seconds`.
         wall_time: Seconds since the epoch.
+        command: For the snapshots.
+        publish: Called with a snapshot every second.
+        reloading: What SIGHUP leads to.
     """
 
     def __init__(
@@ -123,29 +100,38 @@ class Pipeline:
         is_one_shot: bool,
         wall_time: Callable[[], float],
         rng: Random,
+        command: str = "",
+        publish: Callable[[Live], None] = lambda live: None,
+        reloading: Reloading | None = None,
     ) -> None:
         self._settings = settings
         self._source = source
-        self._store = store
-        self._is_one_shot = is_one_shot
         self._wall_time = wall_time
         self._rng = rng
-        self._counts = DeliveryCounts()
-        self._gate = Gate(
-            settings.delivery,
-            give_up_after_s=settings.delivery.give_up_after_seconds if is_one_shot else None,
-            rng=rng,
-        )
+        self._command = command
+        self._publish = publish
+        self._reloading = reloading
+        give_up_after_s = settings.delivery.give_up_after_seconds if is_one_shot else None
+        self._gate = Gate(settings.delivery, give_up_after_s=give_up_after_s, rng=rng)
         self._reading = anyio.CancelScope()
         self._drain = anyio.CancelScope()
+        self._renewing = anyio.CancelScope()
+        self._draining = anyio.Event()
         self._stopping = anyio.Event()
+        self._stopped_at = math.inf
+        self._phase: Phase = "starting"
         self._progress = anyio.Event()
-        self._save_asked = anyio.Event()
         self._acks = Acks()
-        self._unsaved: list[Checkpoint] = []
-        self._full_since: float | None = None  # when something settled could not be saved first
-        self._why_full = _Why("", "")
-        self._expires_at = -math.inf
+        self._saver = Saver(
+            self._acks,
+            store,
+            settings.state,
+            on_saved=self._after_save,
+            give_up_after_s=give_up_after_s,
+            wall_time=wall_time,
+        )
+        self._waits_for_input_since: float | None = None
+        self._reload_turn = anyio.Lock()
         self._has_left_chunks = False
         self._duplicates_seen = 0
         self._codec = Codec(
@@ -178,23 +164,27 @@ class Pipeline:
         Ship until the source ends or a signal stops it.
 
         Args:
-            signals: Gives SIGTERM and SIGINT while it is entered; None = they are somebody else's.
+            signals: Gives SIGTERM, SIGINT and SIGHUP while it is entered; None = they are somebody else's.
         Raises:
             StateError: The state store cannot be written; nothing is lost.
         """
         started_at = anyio.current_time()
-        credentials, senders = self._make_senders()
+        shared, senders = self._make_senders()
+        observer = self._observer(shared, senders)
         gave_up = ""
-        await self._expire()
+        await self._saver.expire()
         try:
             with self._drain:
                 async with anyio.create_task_group() as side:
                     if signals is not None:
-                        await side.start(self._stop_ladder, signals)
-                    side.start_soon(self._save_every)
-                    side.start_soon(credentials.run)
+                        await side.start(self._heed, signals, side, shared)
+                    side.start_soon(self._read_until_idle)
+                    side.start_soon(self._saver.run)
+                    side.start_soon(self._keep_credentials, shared)
+                    side.start_soon(observer.run)
                     async with anyio.create_task_group() as flow:
                         self._start_flow(flow, senders)
+                        self._phase = "running" if self._phase == "starting" else self._phase
                     await self._until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
@@ -204,62 +194,90 @@ class Pipeline:
             )
         finally:
             with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
-                await self._save()
-        totals = self._acks.totals
-        # What is not saved is done again at the next start, whatever has become of it.
-        accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
-        duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
-        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved) + self._acks.open_rejections
+                await self._saver.save()
+            self._phase = "stopped"
+            observer.end("failed" if sys.exception() else self._outcome(gave_up))
+        counts = shared.counts
         return Summary(
-            read=totals.read,
-            accepted=totals.accepted - accepted,
-            dead_lettered=totals.dead_lettered - dead_lettered,
-            duplicates=totals.duplicates - duplicates,
-            pending=totals.pending + accepted + dead_lettered + duplicates,
-            batches=self._counts.batches,
-            requests=self._counts.requests,
-            retries=self._counts.retries,
+            **msgspec.structs.asdict(self._saver.saved(self._acks.totals)),
+            batches=counts.batches,
+            requests=counts.requests,
+            retries=counts.retries,
             seconds=round(anyio.current_time() - started_at, 3),
             outcome=self._outcome(gave_up),
             message=gave_up,
         )
 
-    def _make_senders(self) -> tuple[Credentials, list[Sender]]:
+    def _make_senders(self) -> tuple[Shared, list[Sender]]:
         """
         Raises:
             ConfigError: A secret, certificate or key cannot be used.
         """
         endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
         ssl_context = make_ssl_context(endpoint, "intake")
-        credentials = credentials_of(
-            endpoint,
-            delivery,
-            section="intake",
-            ssl_context=ssl_context,
-            wall_time=self._wall_time,
-            rng=self._rng,
-        )
         shared = Shared(
             gate=self._gate,
-            credentials=credentials,
+            credentials=self._credentials(self._settings, ssl_context),
             settings=delivery,
             settle=self._settle,
             reject=self._reject,
-            counts=self._counts,
+            counts=DeliveryCounts(),
             skew=ClockSkew(),
             rng=self._rng,
             wall_time=self._wall_time,
             is_compressing=delivery.compression == "gzip",
         )
-        return credentials, [
+        return shared, [
             Sender(Endpoint(endpoint, delivery, section="intake", ssl_context=ssl_context), shared, index)
             for index in range(delivery.senders)
         ]
 
+    def _credentials(self, settings: Settings, ssl_context: ssl.SSLContext | None) -> Credentials:
+        return credentials_of(
+            require_endpoint(settings, "intake"),
+            settings.delivery,
+            section="intake",
+            ssl_context=ssl_context,
+            wall_time=self._wall_time,
+            rng=self._rng,
+        )
+
+    async def _keep_credentials(self, shared: Shared) -> None:
+        """Have tokens renewed, and others once there are others."""
+        while True:
+            with anyio.CancelScope() as self._renewing:
+                await shared.credentials.run()
+
+    def _observer(self, shared: Shared, senders: list[Sender]) -> Observer:
+        def certificate_expires_at() -> float | None:
+            return min((at for each in senders if (at := each.certificate_expires_at) is not None), default=None)
+
+        now = self._wall_time()
+        return Observer(
+            Live(
+                version=__version__,
+                process_id=os.getpid(),
+                command=self._command,
+                phase=self._phase,
+                started_at=now,
+                at=now,
+            ),
+            phase=lambda: self._phase,
+            acks=self._acks,
+            gate=self._gate,
+            saver=self._saver,
+            shared=shared,
+            backlog=self._source.backlog,
+            is_exhausted=lambda: self._source.is_exhausted,
+            certificate_expires_at=certificate_expires_at,
+            publish=self._publish,
+            wall_time=self._wall_time,
+        )
+
     def _outcome(self, gave_up: str) -> Outcome:
         if gave_up:
             return "gave_up"
-        if self._drain.cancelled_caught or self._unsaved:
+        if self._drain.cancelled_caught or self._saver.has_unsaved:
             return "aborted"
         return "finished" if self._source.is_exhausted and not self._has_left_chunks else "drained"
 
@@ -285,6 +303,8 @@ class Pipeline:
         with chunks_rx, batches_tx:
             while True:
                 due_at = self._batcher.due_at
+                if self._waits_for_input_since is None:
+                    self._waits_for_input_since = anyio.current_time()
                 try:
                     with anyio.move_on_at(math.inf if due_at is None else due_at) as lingering:
                         chunk = await chunks_rx.receive()
@@ -292,7 +312,9 @@ class Pipeline:
                     break
                 if lingering.cancelled_caught:
                     await self._flush(batches_tx)
-                elif not self._has_left_chunks:
+                    continue
+                self._waits_for_input_since = None
+                if not self._has_left_chunks:
                     await self._pack_chunk(chunk, batches_tx)
             while self._batcher.due_at is not None:
                 await self._flush(batches_tx)
@@ -302,8 +324,8 @@ class Pipeline:
         now = anyio.current_time()
         offset = chunk.start_offset
         while offset < chunk.end_offset:
-            while self._acks.open_spans >= _MAX_OPEN_SPANS or self._full_since is not None:
-                if self._full_since is not None and self._stopping.is_set():
+            while self._acks.open_spans >= _MAX_OPEN_SPANS or self._saver.full_since is not None:
+                if self._saver.full_since is not None and self._stopping.is_set():
                     self._has_left_chunks = True  # for good: behind a gap nothing may be settled
                     return
                 await self._room_for_spans(batches_tx)
@@ -318,7 +340,7 @@ class Pipeline:
                 await self._flush(batches_tx)
                 continue
             offset = encoded.span.end_offset
-            self._acks.open(encoded.span)
+            self._acks.open(encoded.span, now)
             self._batcher.add(encoded, now)
             while self._batcher.is_full or self._batcher.is_congested:
                 await self._flush(batches_tx)
@@ -331,9 +353,8 @@ class Pipeline:
     async def _next_save(self) -> None:
         """Ask for a save, and wait until something happens that the caller may wait for."""
         progress = self._progress
-        if self._full_since is None:  # else the next one comes when the interval has passed
-            self._save_asked.set()
-        if not self._stopping.is_set() or self._full_since is None:
+        self._saver.ask()
+        if not self._stopping.is_set() or self._saver.full_since is None:
             await progress.wait()
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
@@ -394,93 +415,95 @@ class Pipeline:
 
     async def _until_saved(self) -> None:
         """Wait until all that is settled is saved, or until a stop is asked for; then there is a last try."""
-        while (self._acks.open_spans or self._unsaved) and not self._stopping.is_set():
+        while (self._acks.open_spans or self._saver.has_unsaved) and not self._stopping.is_set():
             await self._next_save()
 
-    async def _save_every(self) -> None:
-        while True:
-            pause_s = self._settings.state.commit_interval_seconds
-            with anyio.move_on_after(pause_s if self._full_since is None else max(pause_s, _LEAST_PAUSE_S)):
-                await self._save_asked.wait()
-            self._save_asked = anyio.Event()
-            await self._expire()
-            await self._save()
-            self._lose_patience()
+    async def _after_save(self) -> None:
+        self._tell_progress()
+        await self._source.after_save()
 
-    async def _save(self) -> None:
-        """Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for."""
-        self._unsaved += self._acks.take()
-        if not self._unsaved:
-            return
-        with anyio.CancelScope(shield=True):
-            # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
-            try:
-                saved = await run_sync(self._store.save, self._unsaved, self._wall_time())
-            except StateUnwritableError as error:
-                self._note_room(_Why("state_unwritable", str(error)))
-                return
-            for checkpoint in saved.done:
-                checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
-            self._unsaved = saved.waiting
-            self._note_room(_Why("dead_letters_full" if saved.why else "", saved.why))
-            if saved.done:
-                self._tell_progress()
-                await self._source.after_save()
+    # Stopping and changing ---------------------------------------------------------------------------------------
 
-    def _note_room(self, why: _Why) -> None:
-        """Begin or end a pause because what is settled cannot be saved; told once each."""
-        before, self._why_full = self._why_full, why
-        if why.reason and self._full_since is None:
-            self._full_since = anyio.current_time()
-        elif not why.reason:
-            self._full_since = None
-        if why.reason != before.reason:
-            if before.reason:
-                log.info("delivery_resumed", reason=before.reason)
-            if why.reason:
-                log.warning("delivery_paused", reason=why.reason, message=why.message)
-
-    def _lose_patience(self) -> None:
+    def stop(self, *, cause: str) -> None:
         """
-        End a one-shot run that has waited long enough for what is settled to be saved.
+        Read no more, and settle what was read, within `delivery.drain_timeout_seconds`.
 
-        Raises:
-            DeliveryGaveUpError: What was not saved is pending.
+        Args:
+            cause: For the log.
         """
-        limit_s = self._settings.delivery.give_up_after_seconds
-        if not self._is_one_shot or self._full_since is None or anyio.current_time() < self._full_since + limit_s:
-            return
-        raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self._why_full.message}")
+        delivery = self._settings.delivery
+        limit_s = delivery.drain_timeout_seconds
+        log.info("drain_started", cause=cause, timeout_seconds=limit_s, drain=delivery.drain)
+        self._phase = "draining"
+        self._stopped_at = anyio.current_time()
+        self._drain.deadline = self._stopped_at + limit_s
+        self._gate.hurry()
+        self._draining.set()
+        if delivery.drain == "input":
+            self._end_reading()
 
-    async def _expire(self) -> None:
-        """Remove the dead letters that are past their retention: at the first call, then once an hour."""
-        days = self._settings.state.dead_letter_retention_days
-        if not days or anyio.current_time() < self._expires_at:
-            return
-        self._expires_at = anyio.current_time() + _EXPIRY_INTERVAL_S
-        expired = 0
-        with suppress(StateUnwritableError):  # the next save tells
-            expired = await run_sync(self._store.expire, self._wall_time() - days * _DAY_S)
-        if expired:
-            log.info("dead_letters_expired", count=expired, retention_days=days)
+    def abort(self, *, cause: str) -> None:
+        """End at once; what is settled is saved, the rest stays pending."""
+        log.warning("drain_aborted", cause=cause)
+        self._drain.cancel()
 
-    # Stop -------------------------------------------------------------------------------------------------------
-
-    async def _stop_ladder(self, signals: Signals, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _heed(
+        self, signals: Signals, side: TaskGroup, shared: Shared, *, task_status: anyio.abc.TaskStatus[None]
+    ) -> None:
         with signals as received:
             task_status.started()
             async for number in received:
-                if self._stopping.is_set():
-                    log.warning("drain_aborted", signal=number.name)
-                    self._drain.cancel()
+                if number == signal.SIGHUP:
+                    side.start_soon(self._reload, shared)
+                elif not self._draining.is_set():
+                    self.stop(cause=number.name)
+                else:
+                    self.abort(cause=number.name)
                     return
-                limit_s = self._settings.delivery.drain_timeout_seconds
-                log.info("drain_started", signal=number.name, timeout_seconds=limit_s)
-                self._stopping.set()
-                self._reading.cancel()
-                self._gate.hurry()
-                self._drain.deadline = anyio.current_time() + limit_s
-                self._tell_progress()  # who waits for room need not do so any longer
+
+    async def _read_until_idle(self) -> None:
+        """Once it stops, go on reading until nothing new has come for a while; or until time grows short."""
+        await self._draining.wait()
+        delivery = self._settings.delivery
+        last_call = self._stopped_at + delivery.drain_timeout_seconds * _READING_SHARE
+        while (now := anyio.current_time()) < last_call and not self._stopping.is_set():
+            since = self._waits_for_input_since
+            idle_at = delivery.drain_idle_seconds + (now if since is None else max(since, self._stopped_at))
+            if now >= idle_at:
+                break
+            await anyio.sleep_until(min(idle_at, last_call))
+        if not self._stopping.is_set():
+            log.info("reading_ended", is_idle=now < last_call)
+            self._end_reading()
+
+    def _end_reading(self) -> None:
+        self._stopping.set()
+        self._reading.cancel()
+        self._tell_progress()  # who waits for room need not do so any longer
+
+    async def _reload(self, shared: Shared) -> None:
+        """Take over settings that were read again, all that can change or, if anything is wrong, nothing."""
+        if self._reloading is None:
+            return
+        async with self._reload_turn:
+            try:
+                new = await run_sync(self._reloading.read)
+                reload = reloaded(self._settings, new)
+                endpoint = require_endpoint(reload.settings, "intake")
+                credentials = self._credentials(reload.settings, make_ssl_context(endpoint, "intake"))
+                await credentials.authorize()
+            except (ConfigError, NoTokenError) as error:
+                log.error("reload_refused", error=str(error), message="the settings are what they were")
+                return
+            self._settings = reload.settings
+            shared.credentials = credentials
+            self._renewing.cancel()
+            self._gate.reconfigure(reload.settings.delivery)
+            self._batcher.max_events = _events_per_batch(reload.settings)
+            self._reloading.apply(reload.settings)
+            log.info("settings_reloaded", changed=reload.changed)
+            if reload.waiting:
+                log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
 
 
 def _events_per_batch(settings: Settings) -> int:

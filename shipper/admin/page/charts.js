@@ -1,0 +1,173 @@
+// Four charts over one axis of time. A moment is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
+
+const SPAN_SECONDS = 1800;
+const GAP_SECONDS = 7;
+const STEP_SECONDS = 2;
+const PUT_BACK_SECONDS = 300;
+const FRAME = { top: 10, right: 10, bottom: 22, left: 52, height: 168 };
+const CHARTS = [
+  { title: "Throughput", unit: (value) => `${short(value)}/s`, least: 9, lines: [["accepted", 1, "c0"]] },
+  { title: "Latency", unit: latency, least: 0.009, lines: [["p50", 2, "c0"], ["p95", 3, "c3"]] },
+  { title: "Requests in flight", unit: short, least: 3, lines: [["in flight", 4, "c2"]] },
+  { title: "Lag", unit: bytes, least: 900, lines: [["lag", 5, "c1"]] },
+];
+
+let moments = [];
+let pointedAt = null;
+
+/** Take in what was asked for with `since`; if the clock was put back, what was before is void. */
+function remember(more, now) {
+  const fresh = list(more).filter((each) => Array.isArray(each) && isMoment(each[0]));
+  const latest = isMoment(now) ? now + PUT_BACK_SECONDS : Infinity;
+  const known = [...moments, ...fresh].filter((each) => each[0] <= latest);
+  moments = known.filter((each) => each[0] >= endOfAxis(known, now) - SPAN_SECONDS);
+}
+
+function endOfAxis(points, now) {
+  return Math.max(isMoment(now) ? now : 0, points.length ? points[points.length - 1][0] : 0);
+}
+
+function makeCharts() {
+  for (const chart of CHARTS) {
+    chart.svg = svg("svg", { role: "img", tabindex: "0" });
+    chart.readout = el("p", { class: "readout" });
+    const head = el("div", { class: "charthead" }, el("h3", {}, chart.title), chart.readout);
+    document.getElementById("charts").append(el("div", { class: "panel chart" }, head, chart.svg));
+    for (const name of ["pointermove", "pointerdown"]) {
+      chart.svg.addEventListener(name, (event) => point(momentUnder(chart, event.clientX)));
+    }
+    for (const name of ["pointerleave", "blur"]) chart.svg.addEventListener(name, () => point(null));
+    chart.svg.addEventListener("keydown", step);
+  }
+}
+
+function momentUnder(chart, clientX) {
+  const box = chart.svg.getBoundingClientRect();
+  const share = ((clientX - box.left) / box.width) * chart.width;
+  const at = chart.start + ((share - FRAME.left) / (chart.width - FRAME.left - FRAME.right)) * SPAN_SECONDS;
+  return Math.min(Math.max(at, chart.start), chart.start + SPAN_SECONDS);
+}
+
+/** Move along the moments with the keyboard. */
+function step(event) {
+  const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -30, PageDown: 30, Home: -Infinity, End: Infinity }[event.key];
+  if (event.key === "Escape") point(null);
+  if (by === undefined || !moments.length) return;
+  event.preventDefault();
+  const from = pointedAt === null ? moments.length : moments.indexOf(nearest(pointedAt));
+  point(moments[Math.min(Math.max(from + by, 0), moments.length - 1)][0]);
+}
+
+function nearest(at) {
+  return moments.reduce((best, each) => (Math.abs(each[0] - at) < Math.abs(best[0] - at) ? each : best));
+}
+
+function drawCharts(now) {
+  const end = endOfAxis(moments, now);
+  for (const chart of CHARTS) {
+    chart.start = end - SPAN_SECONDS;
+    chart.now = end;
+    draw(chart);
+  }
+  point(pointedAt);
+}
+
+function draw(chart) {
+  const { top, right, bottom, left, height } = FRAME;
+  const width = (chart.width = Math.max(240, Math.round(chart.svg.getBoundingClientRect().width)));
+  const base = height - bottom;
+  const values = chart.lines.flatMap(([, index]) => moments.map((each) => each[index]));
+  const highest = Math.max(0, ...values.filter(isNumber));
+  const [interval, ceiling] = scale(Math.max(highest, chart.least));
+  chart.x = (at) => Number((left + ((at - chart.start) / SPAN_SECONDS) * (width - left - right)).toFixed(1));
+  chart.y = (value) => Number((base - (value / ceiling) * (base - top)).toFixed(1));
+  chart.cross = svg("g", { class: "cross" });
+  chart.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  chart.svg.setAttribute("aria-label", `${chart.title} over the last 30 minutes, at most ${chart.unit(highest)}`);
+  chart.svg.replaceChildren(
+    ...pausedRuns().map(([from, to]) => {
+      const x = Math.max(left, chart.x(from - STEP_SECONDS));
+      return svg("rect", { class: "paused", x, y: top, width: Math.max(1, chart.x(to) - x), height: base - top });
+    }),
+    ...(moments.length ? ticks(chart, interval, ceiling, width) : []),
+    ...chart.lines.flatMap(([, index, colour]) => drawLine(chart, index, colour, base)),
+    moments.length ? chart.cross : svg("text", { class: "empty", x: width / 2, y: height / 2 }, "no samples yet"),
+  );
+}
+
+/** Round steps, two to four of them up to the highest value. */
+function scale(highest) {
+  const power = 10 ** Math.floor(Math.log10(highest / 4));
+  const interval = power * [1, 2, 5, 10].find((factor) => factor * power * 4 >= highest);
+  return [interval, interval * Math.ceil(highest / interval - 1e-9)];
+}
+
+function ticks(chart, interval, ceiling, width) {
+  const marks = [];
+  for (let value = 0; value <= ceiling + interval / 2; value += interval) {
+    const y = chart.y(value);
+    marks.push(svg("line", { class: value ? "grid" : "zero", x1: FRAME.left, x2: width - FRAME.right, y1: y, y2: y }));
+    marks.push(svg("text", { class: "left", x: FRAME.left - 8, y: y + 4 }, value ? chart.unit(value) : "0"));
+  }
+  const every = width > 420 ? 300 : 600;
+  for (let at = Math.ceil(chart.start / every) * every; at <= chart.start + SPAN_SECONDS; at += every) {
+    const x = chart.x(at);
+    marks.push(svg("line", { class: "zero", x1: x, x2: x, y1: chart.y(0), y2: chart.y(0) + 4 }));
+    marks.push(svg("text", { class: "below", x, y: FRAME.height - 4 }, minute(at)));
+  }
+  return marks;
+}
+
+/** Draw the runs between gaps; a run of one moment is a dot. */
+function drawLine(chart, index, colour, base) {
+  const runs = [];
+  let last = -Infinity;
+  for (const each of moments) {
+    if (!isNumber(each[index])) continue;
+    if (each[0] - last > GAP_SECONDS) runs.push([]);
+    runs[runs.length - 1].push(`${chart.x(each[0])} ${chart.y(each[index])}`);
+    last = each[0];
+  }
+  const line = runs.map((run) => `M${run.join("L")}${run.length > 1 ? "" : "h0"}`).join("");
+  const area = runs.map((run) => `M${run.join("L")}V${base}H${run[0].split(" ")[0]}Z`).join("");
+  const under = chart.lines.length === 1 ? [svg("path", { class: `area ${colour}`, d: area })] : [];
+  return [...under, svg("path", { class: `line ${colour}`, d: line })];
+}
+
+function pausedRuns() {
+  const runs = [];
+  for (const [at, , , , , , isPaused] of moments) {
+    const run = runs[runs.length - 1];
+    if (isPaused && run && at - run[1] <= GAP_SECONDS) run[1] = at;
+    else if (isPaused) runs.push([at, at]);
+  }
+  return runs;
+}
+
+/** Show one moment in all charts: its time, its values, a line at its place; null for the newest, without a line. */
+function point(at) {
+  pointedAt = at;
+  const closest = moments.length ? nearest(at ?? moments[moments.length - 1][0]) : null;
+  const shown = closest && (at === null || Math.abs(closest[0] - at) <= GAP_SECONDS) ? closest : null;
+  for (const chart of CHARTS) {
+    const moment = at === null ? "now" : shown ? clock(shown[0], chart.now) : `${clock(at, chart.now)}, no sample`;
+    const values = chart.lines.map((line) => readValue(chart, line, shown));
+    chart.readout.replaceChildren(el("span", { class: "when" }, shown || at !== null ? moment : ""), ...values);
+    mark(chart, shown && at !== null ? shown[0] : at, shown);
+  }
+}
+
+function readValue(chart, [name, index, colour], shown) {
+  const value = el("b", {}, shown && isNumber(shown[index]) ? chart.unit(shown[index]) : NONE);
+  return chart.lines.length === 1 ? value : el("span", {}, el("i", { class: `swatch ${colour}` }), `${name} `, value);
+}
+
+function mark(chart, at, shown) {
+  if (at === null) return chart.cross.replaceChildren();
+  const x = chart.x(at);
+  const dots = chart.lines.filter(([, index]) => shown && isNumber(shown[index]));
+  return chart.cross.replaceChildren(
+    svg("line", { x1: x, x2: x, y1: FRAME.top, y2: chart.y(0) }),
+    ...dots.map(([, index, colour]) => svg("circle", { class: colour, cx: x, cy: chart.y(shown[index]), r: 4 })),
+  );
+}

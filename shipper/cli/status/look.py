@@ -1,0 +1,121 @@
+"""What a look at a state directory shows: the process that holds it, what that says of itself, and the state."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from shipper.config import Settings
+from shipper.report.history import latest_fetch
+from shipper.sources.discovery import Patterns
+from shipper.sources.identity import shown
+from shipper.state.directory import holder_of
+from shipper.state.live_file import read_live
+from shipper.state.overview import Overview, Present, StreamState, earliest, look_at
+from shipper.state.standing import STREAMS_SHOWN, Standing, in_brief, newest_letters
+from shipper.state.store import bring_state_up_to_date
+from shipper.telemetry.live import Live
+
+
+class Look(Struct, frozen=True, kw_only=True):
+    """
+    A look at a state directory.
+
+    Attributes:
+        at: Its moment, seconds since the epoch.
+        process_id: Of the process that holds the directory; None = no shipper is running, 0 = not known.
+        live: What that process says of itself, or what the last one said.
+        overview: None if there is no state yet.
+    """
+
+    at: float
+    process_id: int | None = None
+    live: Live | None = None
+    overview: Overview | None = None
+
+    @property
+    def running(self) -> Live | None:
+        """What the process that is running says of itself; None if none is, or if it says nothing."""
+        return self.live if self.live is not None and self.process_id in {self.live.process_id, 0} else None
+
+    @property
+    def has_files_left(self) -> bool:
+        """Whether files were named to the process that are not read to their ends: the state may not know of them."""
+        return self.live is not None and self.live.total_bytes is not None and not self.live.input_ended
+
+    @property
+    def delivered_until(self) -> float | None:
+        """All that was written to all inputs up to then is settled; None = not known."""
+        return None if self.overview is None or self.has_files_left else self.overview.delivered_until
+
+    @property
+    def unreachable_streams(self) -> list[StreamState]:
+        """The streams of inputs that were gone before they were read, and have not come back."""
+        if self.overview is None:
+            return []
+        gone = {each.stream_id for each in self.overview.unreachable}
+        return [each for each in self.overview.behind if each.stream_id in gone]
+
+    @property
+    def reachable_until(self) -> float | None:
+        """As `delivered_until`, but for the inputs that were gone before they were read."""
+        if self.overview is None or self.has_files_left:
+            return None
+        gone = {each.stream_id for each in self.unreachable_streams}
+        reachable = [each.delivered_until for each in self.overview.streams if each.stream_id not in gone]
+        return earliest([*reachable, self.overview.spool.delivered_until])
+
+    @property
+    def lag_bytes(self) -> int:
+        """Of all inputs, also of those that only the process that is running knows of."""
+        known = self.overview.lag_bytes + self.overview.spool.lag_bytes if self.overview else 0
+        return max(known, self.running.lag_bytes) if self.running else known
+
+    @property
+    def bytes_per_second(self) -> float:
+        """How fast it goes; 0 if it does not, or if that is not known."""
+        live = self.running
+        return live.settled_bytes_per_second if live and not live.pauses else 0.0
+
+
+def look(settings: Settings, at: float) -> Look:
+    """
+    Look at the state directory, and at the files of `input.include`; beside a shipper that runs, or without one.
+
+    Args:
+        at: The time, seconds since the epoch.
+    Raises:
+        StateError: As for `Store`.
+    """
+    directory = settings.state.directory
+    process_id, live = holder_of(directory), read_live(directory)
+    if process_id is None and live is not None and live.phase != "stopped":
+        process_id = holder_of(directory)  # it may have started between the two
+    overview = look_at(directory, at, _present(settings))
+    if overview is None and (directory / "state.db").exists():
+        bring_state_up_to_date(directory)
+        overview = look_at(directory, at, _present(settings))
+    return Look(at=at, process_id=process_id, live=live, overview=overview)
+
+
+def _present(settings: Settings) -> Iterator[Present]:
+    patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory)
+    for found in patterns.find():
+        if stat.S_ISREG(found.status.st_mode):
+            yield Present(shown(found.path), *found.place, found.status.st_size)
+
+
+def document(seen: Look, directory: Path, *, shows_all: bool = False) -> dict[str, object]:
+    """Write all that is known as what will be JSON: what `GET /status` answers, the process, and until when."""
+    letters = newest_letters(directory)
+    state = in_brief(seen.overview or Overview(), letters, None if shows_all else STREAMS_SHOWN)
+    return {
+        "process_id": seen.process_id,
+        "delivered_until": seen.delivered_until,
+        **msgspec.to_builtins(Standing(seen.live, state)),
+        "report": msgspec.to_builtins(latest_fetch(directory)),
+    }

@@ -1,0 +1,188 @@
+"""How a shipper stands, for people. All of this is text made of a look; nothing here reads a clock or a file."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shipper.cli.status.inputs import on_one_line, remaining, stream_lines
+from shipper.cli.status.look import Look
+from shipper.cli.status.units import iso, moment, span
+from shipper.state.overview import Overview
+from shipper.state.standing import STREAMS_SHOWN
+from shipper.telemetry.live import Live
+
+LISTED: Final = STREAMS_SHOWN
+
+_TOKEN_NEAR_S: Final = 600
+_CERTIFICATE_NEAR_S: Final = 7 * 86_400
+_ENDS: Final = {
+    "finished": "finished: its input was read to the end",
+    "drained": "drained: it was asked to end, and settled what it had read",
+    "aborted": "aborted: it was cut off; what was pending is sent again at the next start",
+    "gave_up": "gave up: the service took nothing for too long; the next start goes on",
+}
+
+
+def report(seen: Look, directory: str, *, shows_all: bool = False) -> list[str]:
+    """Write all of it, the most important sentence first."""
+    streams = stream_lines(seen, limit=None if shows_all else LISTED)
+    return [*headline(seen), f"state: {on_one_line(directory)}", *figures(seen), *streams, *remains(seen)]
+
+
+# Whether all is well ----------------------------------------------------------------------------------------------
+
+
+def headline(seen: Look) -> list[str]:
+    """Say whether it runs and delivers, up to when everything is delivered, and what to do."""
+    if seen.process_id is None:
+        return [f"no shipper is running{_last_one(seen)}; {_delivered(seen)}", *_pauses(seen, "at its end it was ")]
+    live = seen.running
+    if live is None:
+        return [f"process {seen.process_id} is running, and has said nothing of itself yet; {_delivered(seen)}"]
+    doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
+    since = f"{doing} since {moment(live.started_at, seen.at)} ({on_one_line(live.command)}, process {live.process_id})"
+    return [*_pauses(seen), f"{since}; {_delivered(seen)}"]
+
+
+def _last_one(seen: Look) -> str:
+    live = seen.live
+    if live is None:
+        return ""
+    ago, command = f"{span(seen.at - live.at)} ago", on_one_line(live.command)
+    if live.phase == "stopped":
+        return f"; the last one ({command}) ended {ago}: {_ENDS.get(live.outcome, on_one_line(live.outcome))}"
+    return (
+        f"; the last one ({command}, process {live.process_id}) was killed: it was heard of {ago} last, "
+        "and what it had not saved is sent again at the next start"
+    )
+
+
+def _pauses(seen: Look, before: str = "") -> list[str]:
+    lines = []
+    for each in seen.live.pauses if seen.live else ():
+        since = f"paused since {moment(each.since, seen.at)} ({on_one_line(each.reason)})"
+        probe = f"; tried again at {moment(each.next_probe_at, seen.at)}" if each.next_probe_at and not before else ""
+        lines.append(f"{before}{since}: {on_one_line(each.message)}{probe}")
+        lines.append(f"  what to do: {on_one_line(each.advice)}")
+    return lines
+
+
+def _delivered(seen: Look) -> str:
+    """Say up to when everything is delivered."""
+    overview = seen.overview
+    if overview is None:
+        return "there is no state yet"
+    if not overview.has_inputs:
+        return "nothing was read yet"
+    until = seen.reachable_until
+    if until is not None:
+        said = f"everything that was written until {moment(until, seen.at)} is delivered"
+    elif seen.has_files_left:
+        said = "not all files that were named to it are read to their ends"
+    else:
+        said = f"{_inputs(len(overview.behind))} not delivered to the end, and it is not known until when"
+    lost = overview.unreachable_bytes
+    return said + (f", but for {lost:,} bytes that were gone before they were read" if lost else "")
+
+
+def _inputs(count: int) -> str:
+    return "1 input is" if count == 1 else f"{count:,} inputs are"
+
+
+# Figures ----------------------------------------------------------------------------------------------------------
+
+
+def figures(seen: Look) -> list[str]:
+    """Write what is counted, how fast it goes, and what is about to expire."""
+    lines = []
+    live, overview = seen.running, seen.overview
+    if overview is not None:
+        lines.append(_accounting(overview, live.pending if live else 0))
+    if live is not None:
+        lines.append(f"rate: {_rate(live)}")
+    if seen.live is not None:
+        if live is not None:
+            lines += _expiry("token", live.token_expires_at, seen.at, _TOKEN_NEAR_S)
+        lines += _expiry("certificate", seen.live.certificate_expires_at, seen.at, _CERTIFICATE_NEAR_S)
+    return lines
+
+
+def _accounting(overview: Overview, pending: int) -> str:
+    parts = [
+        f"{overview.accepted:,} accepted",
+        f"{overview.dead_lettered:,} dead-lettered",
+        f"{overview.duplicates:,} duplicates",
+        *([f"{pending:,} pending"] if pending else []),
+    ]
+    return f"records: {overview.read + pending:,} read = {' + '.join(parts)}"
+
+
+def _rate(live: Live) -> str:
+    parts = [
+        f"{live.accepted_per_second:,.0f} records/s accepted",
+        f"{live.in_flight:,} of {live.concurrency_limit:,} requests in flight",
+    ]
+    if live.latency_p50_seconds is not None:
+        parts.append(f"latency {_latency(live)}")
+    return ", ".join(parts)
+
+
+def _latency(live: Live) -> str:
+    p50, p95 = ((each or 0.0) * 1000 for each in (live.latency_p50_seconds, live.latency_p95_seconds))
+    return f"{p50:,.0f} ms (95 %: {p95:,.0f} ms)"
+
+
+def _expiry(what: str, expires_at: float | None, now: float, near_s: float) -> list[str]:
+    if expires_at is None or expires_at >= now + near_s:
+        return []
+    left_s = expires_at - now
+    words = f"expires in {span(left_s)}" if left_s > 0 else f"expired {span(-left_s)} ago"
+    return [f"{what}: {words}, {iso(expires_at)}"]
+
+
+# What is kept, and what is lost -----------------------------------------------------------------------------------
+
+
+def remains(seen: Look) -> list[str]:
+    """Write what the spool and the dead letters hold, and what could not be read any more."""
+    overview = seen.overview
+    if overview is None:
+        return []
+    spool = overview.spool
+    kept = sum(overview.dead_letters.values())
+    by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in overview.dead_letters.items())
+    until = ""
+    if spool.delivered_until is not None and spool.delivered_until < seen.at:
+        until = f", delivered until {moment(spool.delivered_until, seen.at)}"
+    return [
+        f"spool: {spool.segments:,} segments, {spool.bytes:,} bytes, {remaining(spool.lag_bytes, seen)}{until}",
+        f"dead letters: {kept:,} kept"
+        + (f" ({by_rule}); look at them with: shipper dead-letters list" if kept else ""),
+        *unreachable(seen),
+    ]
+
+
+def unreachable(seen: Look) -> list[str]:
+    """Tell of the inputs that were gone before they were read."""
+    overview = seen.overview
+    if overview is None or not overview.unreachable_bytes:
+        return []
+    inputs = overview.unreachable
+    lines = [f"unreachable: {overview.unreachable_bytes:,} bytes of {len(inputs):,} inputs, gone before they were read"]
+    lines += [
+        f"  {on_one_line(each.path)}: {each.bytes:,} bytes, noticed {iso(each.noticed_at)}" for each in inputs[-LISTED:]
+    ]
+    return lines
+
+
+# A line -----------------------------------------------------------------------------------------------------------
+
+
+def compact(seen: Look) -> str:
+    """Write it as one line, for a log."""
+    live, overview = seen.running, seen.overview or Overview()
+    parts = [part.strip() for part in headline(seen)]
+    if live is not None:
+        parts += [_rate(live), f"{live.pending:,} pending"]
+    parts += [remaining(seen.lag_bytes, seen), f"{sum(overview.dead_letters.values()):,} dead letters"]
+    return f"{iso(seen.at)} {'; '.join(parts)}"

@@ -1,0 +1,15 @@
+"""
+The pipeline: wires the stages, stops them, and tells what became of the records.
+
+    pipeline    the flow from the source to the senders, and the ladder of a stop
+    saver       what is settled is saved, once in each interval; what happens when it cannot be
+    observer    what can be seen of it: a snapshot every second, a line in the log every half minute
+    reload      which settings can change while it runs
+    summary     what a run did
+"""
+
+from shipper.pipeline.pipeline import Pipeline, Signals, Source
+from shipper.pipeline.reload import Reloading
+from shipper.pipeline.summary import Outcome, Summary
+
+__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary"]

@@ -1,0 +1,198 @@
+"""What can be seen of a pipeline: a snapshot every second, and a line in the log every half minute."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import anyio
+import msgspec
+import structlog
+
+from shipper.delivery.gate import Gate
+from shipper.delivery.sender import Shared
+from shipper.pipeline.saver import Saver
+from shipper.records import Backlog
+from shipper.state.acks import Acks
+from shipper.telemetry.latency import quantile
+from shipper.telemetry.live import Live, Pause, Phase
+from shipper.telemetry.logs import take_left_out
+from shipper.telemetry.pauses import ADVICE
+
+log = structlog.get_logger("pipeline")
+
+LOOK_INTERVAL_S: Final = 1.0
+_REPORT_INTERVAL_S: Final = 30.0
+_RATE_WINDOW_S: Final = 10.0
+
+
+class _Count(NamedTuple):
+    """How far things were at a moment of the event loop's clock."""
+
+    at: float
+    accepted: int
+    settled_bytes: int
+
+
+class Observer:
+    """
+    Looks at the parts of a pipeline; nothing that it does changes them.
+
+    Args:
+        phase: Tells what the pipeline does.
+        identity: A snapshot of which only version, process, command and start are taken.
+        certificate_expires_at: Tells when the service's certificate expires, as far as a sender has seen it.
+        publish: Called with every snapshot, in the event loop.
+        wall_time: Seconds since the epoch.
+
+    """
+
+    def __init__(
+        self,
+        identity: Live,
+        *,
+        phase: Callable[[], Phase],
+        acks: Acks,
+        gate: Gate,
+        saver: Saver,
+        shared: Shared,
+        backlog: Callable[[], Backlog],
+        is_exhausted: Callable[[], bool],
+        certificate_expires_at: Callable[[], float | None],
+        publish: Callable[[Live], None],
+        wall_time: Callable[[], float],
+    ) -> None:
+        self._identity = identity
+        self._phase = phase
+        self._acks = acks
+        self._gate = gate
+        self._saver = saver
+        self._shared = shared
+        self._backlog = backlog
+        self._is_exhausted = is_exhausted
+        self._certificate_expires_at = certificate_expires_at
+        self._publish = publish
+        self._wall_time = wall_time
+        self._counts: deque[_Count] = deque([_Count(anyio.current_time(), 0, 0)])
+        self._latency: tuple[float | None, float | None] = (None, None)
+        self._last_accepted_at: float | None = None
+        self._reported_at = anyio.current_time()
+        self._outcome = ""
+
+    async def run(self) -> None:
+        """Look once a second until this is cancelled."""
+        while True:
+            self.look()
+            await anyio.sleep(LOOK_INTERVAL_S)
+
+    def look(self) -> Live:
+        """Make a snapshot, publish it, and write the line in the log if it is due."""
+        live = self._snapshot()
+        self._publish(live)
+        now = anyio.current_time()
+        if now >= self._reported_at + _REPORT_INTERVAL_S:
+            self._reported_at = now
+            _report(live)
+        return live
+
+    def end(self, outcome: str) -> None:
+        """Publish the last snapshot."""
+        self._outcome = outcome
+        self.look()
+        if left_out := take_left_out():
+            log.info("lines_left_out", **left_out)
+
+    def _snapshot(self) -> Live:
+        now, wall_now = anyio.current_time(), self._wall_time()
+        totals, counts, backlog = self._acks.totals, self._shared.counts, self._backlog()
+        earliest = self._note_counts(_Count(now, totals.accepted, self._saver.settled_bytes), wall_now)
+        seconds = max(now - earliest.at, LOOK_INTERVAL_S)
+        if latest := counts.latencies.take_latest():
+            self._latency = quantile(latest, 0.5), quantile(latest, 0.95)
+        return msgspec.structs.replace(
+            self._identity,
+            phase=self._phase(),
+            at=wall_now,
+            outcome=self._outcome,
+            input_ended=self._is_exhausted(),
+            read=totals.read,
+            accepted=totals.accepted,
+            dead_lettered=totals.dead_lettered,
+            duplicates=totals.duplicates,
+            pending=totals.pending,
+            dead_letters=self._acks.reasons.copy(),
+            batches=counts.batches,
+            requests=counts.by_status.copy(),
+            retries=counts.by_cause.copy(),
+            settled_bytes=self._saver.settled_bytes,
+            total_bytes=backlog.total_bytes,
+            accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
+            settled_bytes_per_second=round((self._saver.settled_bytes - earliest.settled_bytes) / seconds, 1),
+            latency_p50_seconds=self._latency[0],
+            latency_p95_seconds=self._latency[1],
+            latency_counts=counts.latencies.counts.copy(),
+            latency_total_seconds=counts.latencies.total_s,
+            in_flight=self._gate.in_flight,
+            concurrency_limit=self._gate.limit.limit,
+            lag_bytes=backlog.lag_bytes,
+            spool_bytes=backlog.spool_bytes,
+            oldest_unsettled_seconds=self._oldest_unsettled_s(now),
+            unreachable_bytes=backlog.unreachable_bytes,
+            last_accepted_at=self._last_accepted_at,
+            token_expires_at=self._shared.credentials.token_expires_at,
+            certificate_expires_at=self._certificate_expires_at(),
+            pauses=self._pauses(now, wall_now),
+            commits=self._saver.commits,
+        )
+
+    def _note_counts(self, count: _Count, wall_now: float) -> _Count:
+        """Take note of the counts of a moment, and give those of the beginning of the window."""
+        if count.accepted > self._counts[-1].accepted:
+            self._last_accepted_at = wall_now
+        self._counts.append(count)
+        while self._counts[1].at <= count.at - _RATE_WINDOW_S:
+            self._counts.popleft()
+        return self._counts[0]
+
+    def _oldest_unsettled_s(self, now: float) -> float | None:
+        since = [each for each in (self._acks.oldest_at, self._saver.full_since) if each is not None]
+        return round(now - min(since), 3) if since else None
+
+    def _pauses(self, now: float, wall_now: float) -> list[Pause]:
+        pauses = []
+        gate, obstacle = self._gate, self._saver.obstacle
+        if gate.reason:
+            probe_at = wall_now + gate.wait_s
+            pauses.append(_pause(gate.reason, gate.message, wall_now - (now - gate.shut_at), probe_at))
+        if self._saver.full_since is not None:
+            pauses.append(_pause(obstacle.reason, obstacle.message, wall_now - (now - self._saver.full_since), None))
+        return pauses
+
+
+def _pause(reason: str, message: str, since: float, probe_at: float | None) -> Pause:
+    return Pause(reason, message, ADVICE.get(reason, ""), round(since, 3), probe_at)
+
+
+def _report(live: Live) -> None:
+    """Write what a person who reads only the log needs to know."""
+    log.info(
+        "self_report",
+        read=live.read,
+        accepted=live.accepted,
+        dead_lettered=live.dead_lettered,
+        duplicates=live.duplicates,
+        pending=live.pending,
+        accepted_per_second=live.accepted_per_second,
+        lag_bytes=live.lag_bytes,
+        oldest_unsettled_seconds=live.oldest_unsettled_seconds,
+        in_flight=live.in_flight,
+        requests=sum(live.requests.values()),
+        retries=sum(live.retries.values()),
+        paused=_words(live.pauses),
+        left_out=take_left_out() or None,
+    )
+
+
+def _words(pauses: Sequence[Pause]) -> str:
+    return ", ".join(pause.reason for pause in pauses)

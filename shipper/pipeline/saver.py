@@ -1,0 +1,175 @@
+"""Saves what is settled, once in each interval, and tells what is to be done when it cannot be saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import anyio
+import structlog
+from anyio.to_thread import run_sync
+
+from shipper.config import StateSettings
+from shipper.errors import DeliveryGaveUpError, StateUnwritableError
+from shipper.records import Checkpoint, Totals
+from shipper.state.acks import Acks
+from shipper.state.store import Store
+
+log = structlog.get_logger("pipeline")
+
+_LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
+_EXPIRY_INTERVAL_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+
+
+class Obstacle(NamedTuple):
+    """
+    Why what is settled cannot be saved.
+
+    Attributes:
+        reason: One word; empty if it can be saved.
+        message: What has happened and what to do.
+    """
+
+    reason: str = ""
+    message: str = ""
+
+
+class Saver:
+    """
+    Moves what is settled from the acks to the store.
+
+    Args:
+        on_saved: Called when checkpoints have moved, on disk.
+        give_up_after_s: How long to wait for the store to take what is settled; None = for ever.
+        wall_time: Seconds since the epoch.
+
+    Attributes:
+        obstacle: Why nothing is saved at the moment.
+        full_since: When something settled could not be saved first, on the event loop's clock; None = all can.
+        commits: Transactions so far.
+        settled_bytes: Of all inputs.
+    """
+
+    def __init__(
+        self,
+        acks: Acks,
+        store: Store,
+        settings: StateSettings,
+        *,
+        on_saved: Callable[[], Awaitable[None]],
+        give_up_after_s: float | None,
+        wall_time: Callable[[], float],
+    ) -> None:
+        self._acks = acks
+        self._store = store
+        self._settings = settings
+        self._on_saved = on_saved
+        self._give_up_after_s = give_up_after_s
+        self._wall_time = wall_time
+        self._asked = anyio.Event()
+        # Of its own: the threads of an application may all be waiting for what a save makes room for.
+        self._threads = anyio.CapacityLimiter(1)
+        self._unsaved: list[Checkpoint] = []
+        self._expires_at = -math.inf
+        self.obstacle = Obstacle()
+        self.full_since: float | None = None
+        self.commits = 0
+        self.settled_bytes = 0
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether something that was settled is not on disk yet."""
+        return bool(self._unsaved)
+
+    def saved(self, totals: Totals) -> Totals:
+        """
+        Tell what of the totals holds at the next start: what is not saved is done again, whatever has become of it.
+        """
+        accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
+        duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
+        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved) + self._acks.open_rejections
+        return Totals(
+            read=totals.read,
+            accepted=totals.accepted - accepted,
+            dead_lettered=totals.dead_lettered - dead_lettered,
+            duplicates=totals.duplicates - duplicates,
+            pending=totals.pending + accepted + dead_lettered + duplicates,
+        )
+
+    def ask(self) -> None:
+        """Have what is settled saved now; if the last save failed, the next one comes when the interval has passed."""
+        if self.full_since is None:
+            self._asked.set()
+
+    async def run(self) -> None:
+        """
+        Save until this is cancelled.
+
+        Raises:
+            StateError: The state store cannot be written; nothing is lost.
+            DeliveryGaveUpError: It had no room for too long; what was not saved is pending.
+        """
+        while True:
+            pause_s = self._settings.commit_interval_seconds
+            with anyio.move_on_after(pause_s if self.full_since is None else max(pause_s, _LEAST_PAUSE_S)):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+            await self.expire()
+            await self.save()
+            self._lose_patience()
+
+    async def save(self) -> None:
+        """Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for."""
+        self._unsaved += self._acks.take()
+        if not self._unsaved:
+            return
+        with anyio.CancelScope(shield=True):
+            # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
+            try:
+                saved = await run_sync(self._store.save, self._unsaved, self._wall_time(), limiter=self._threads)
+            except StateUnwritableError as error:
+                self._note_room(Obstacle("state_unwritable", str(error)))
+                return
+            for checkpoint in saved.done:
+                checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
+                self.settled_bytes += checkpoint.end_offset - checkpoint.start_offset
+            self.commits += 1
+            self._unsaved = saved.waiting
+            self._note_room(Obstacle("dead_letters_full" if saved.why else "", saved.why))
+            if saved.done:
+                await self._on_saved()
+
+    def _note_room(self, obstacle: Obstacle) -> None:
+        """Begin or end a pause because what is settled cannot be saved; told once each."""
+        before, self.obstacle = self.obstacle, obstacle
+        if obstacle.reason and self.full_since is None:
+            self.full_since = anyio.current_time()
+        elif not obstacle.reason:
+            self.full_since = None
+        if obstacle.reason != before.reason:
+            if before.reason:
+                log.info("delivery_resumed", reason=before.reason)
+            if obstacle.reason:
+                log.warning("delivery_paused", reason=obstacle.reason, message=obstacle.message)
+
+    def _lose_patience(self) -> None:
+        limit_s = self._give_up_after_s
+        if limit_s is None or self.full_since is None or anyio.current_time() < self.full_since + limit_s:
+            return
+        raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.obstacle.message}")
+
+    async def expire(self) -> None:
+        """Remove the dead letters that are past their retention: at the first call, then once an hour."""
+        days = self._settings.dead_letter_retention_days
+        if not days or anyio.current_time() < self._expires_at:
+            return
+        self._expires_at = anyio.current_time() + _EXPIRY_INTERVAL_S
+        expired = 0
+        with suppress(StateUnwritableError):  # the next save tells
+            before_s = self._wall_time() - days * _DAY_S
+            expired = await run_sync(self._store.expire, before_s, limiter=self._threads)
+        if expired:
+            log.info("dead_letters_expired", count=expired, retention_days=days)

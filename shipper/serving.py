@@ -1,0 +1,84 @@
+"""Serving HTTP on an address of this machine: the socket, and a server that leaves signals alone."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from shipper.errors import ConfigError, ShipperError
+
+_BACKLOG = 2048
+_START_LIMIT_SECONDS = 10
+_JOIN_LIMIT_SECONDS = 10
+
+
+class Server(uvicorn.Server):
+    """
+    uvicorn's server without its signal handlers: it ends the process by the signal, and here that is others' business.
+
+    Attributes:
+        up: Set when connections are accepted.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket:
+    """
+    Bind before anything else runs, so that a taken port is an error of the set-up and port 0 gets its number.
+
+    Args:
+        key, source: What is to be changed if the address cannot be had, for the error.
+    Raises:
+        ConfigError: It cannot.
+    """
+    address = "127.0.0.1" if host == "localhost" else host
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        message = f"{host}:{port} {reason}; choose another port, 0 takes any free one"
+        raise ConfigError(message, key=key, source=source) from error
+
+
+@contextmanager
+def running_in_thread(server: Server, listener: socket.socket, *, name: str) -> Iterator[None]:
+    """
+    Serve in a daemon thread.
+
+    Args:
+        name: Of the thread, and for the error.
+    Raises:
+        ShipperError: It does not come up.
+    """
+    thread = threading.Thread(target=server.run, args=([listener],), name=name, daemon=True)
+    thread.start()
+    try:
+        if not server.up.wait(_START_LIMIT_SECONDS):
+            raise ShipperError(f"the {name} at {address_of(listener)} did not start; see the lines above")
+        yield
+    finally:
+        server.should_exit = True
+        thread.join(_JOIN_LIMIT_SECONDS)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Write where somebody listens, as an address of HTTP."""
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"

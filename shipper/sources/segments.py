@@ -1,0 +1,237 @@
+"""
+The files of the spool: lines as they came, or rows of CSV behind their header. All calls block.
+
+A segment is named after its stream id. From the moment that it is written it is a file like any other, with offsets
+and a checkpoint, so a crash loses nothing of it. It is deleted when its checkpoint has passed its end.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import structlog
+
+from shipper.crash_points import crash_point
+from shipper.errors import StateUnwritableError
+from shipper.records import Stream
+from shipper.sources.reader import NDJSON, InputForm
+
+log = structlog.get_logger("sources")
+
+_NAME: Final = re.compile(r"(\d+)\.(?:ndjson|([0-9a-f]{2})\.csv)")
+
+
+@dataclass(eq=False)
+class Segment:
+    """
+    One file.
+
+    Attributes:
+        size: Bytes that it holds.
+        whole_bytes: Up to where it holds whole lines, as far as this process has written it.
+        is_closed: Nothing will be appended.
+        is_read: It was read to its end.
+    """
+
+    stream: Stream
+    path: Path
+    form: InputForm
+    size: int = 0
+    whole_bytes: int = 0
+    is_closed: bool = False
+    is_read: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        return self.is_closed and self.stream.checkpoint >= self.size
+
+    @property
+    def unsettled_bytes(self) -> int:
+        return max(0, self.size - self.stream.checkpoint)
+
+
+class Segments:
+    """
+    The segments of one directory: what an earlier process left, and those that are written now.
+
+    One worker thread writes while the event loop looks at them and takes away what is settled.
+
+    Args:
+        directory: Made (0700) if need be.
+        known: The spool streams of the state store; those without a segment are done.
+        next_stream_id: Gives an id that was never given.
+        forget: Called with the ids of streams whose segment was deleted.
+        segment_bytes: When a segment is full.
+        fsync: When appended bytes are forced to disk; they survive a crash of the process in any case.
+
+    Attributes:
+        unwritten: What was to be appended and did not fit yet.
+        header: What each segment has to begin with, with its newline; empty unless it is CSV.
+        delimiter: Between the values of CSV.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        known: Iterable[Stream],
+        next_stream_id: Callable[[], int],
+        forget: Callable[[Iterable[int]], None],
+        segment_bytes: int,
+        fsync: Literal["always", "interval", "never"],
+        fsync_interval_s: float,
+    ) -> None:
+        self._directory = directory
+        self._next_stream_id = next_stream_id
+        self._forget = forget
+        self._segment_bytes = segment_bytes
+        self._fsync = fsync
+        self._fsync_interval_s = fsync_interval_s
+        self._synced_at = 0.0
+        self._output = -1
+        self.unwritten = b""
+        self.header = b""
+        self.delimiter = ""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._all = self._recover({stream.stream_id: stream for stream in known})
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes on disk that are not settled, or whose segment is not."""
+        return sum(segment.size for segment in self._all)
+
+    @property
+    def ends_torn(self) -> bool:
+        """Whether the rest of the last line has to come before the segment can be closed."""
+        return self._output >= 0 and self._all[-1].whole_bytes < self._all[-1].size
+
+    def _recover(self, known: dict[int, Stream]) -> list[Segment]:
+        """Take over what an earlier process wrote and did not settle."""
+        segments = []
+        found = _segments_in(self._directory)
+        settled = list(known.keys() - found.keys())
+        for stream_id, path in sorted(found.items()):
+            stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
+            size = path.stat().st_size
+            if stream.checkpoint >= size:  # the crash came between the commit and the deletion
+                path.unlink()
+                settled.append(stream_id)
+            else:
+                segments.append(Segment(stream, path, _form_of(path), size, size, is_closed=True))
+        self._forget(settled)
+        if unsettled := sum(segment.unsettled_bytes for segment in segments):
+            log.info("spool_recovered", segments=len(segments), unsettled_bytes=unsettled)
+        return segments
+
+    # Appending --------------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes = b"") -> None:
+        """
+        Append what did not fit before, and this; a segment that is full ends behind a record.
+
+        Raises:
+            OSError: Such as on a full disk; the rest is kept in `unwritten`.
+        """
+        self.unwritten += data
+        while self.unwritten:
+            if self._output < 0:
+                self._open()
+            segment = self._all[-1]
+            piece = self.unwritten
+            room = max(0, self._segment_bytes - segment.size)
+            end = 0
+            if len(piece) > room:
+                # Of CSV these are whole rows, and a newline among them may stand in quotes.
+                is_cut = not self.header
+                end = (piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1) if is_cut else len(piece)
+                piece = piece[:end] or piece
+            crash_point("spool.append")
+            written = os.write(self._output, piece)
+            crash_point("spool.appended")
+            if newline := piece.rfind(b"\n", 0, written) + 1:
+                segment.whole_bytes = segment.size + newline
+            segment.size += written
+            self.unwritten = self.unwritten[written:]
+            if end and written == len(piece):
+                self.close()
+
+    def _open(self) -> None:
+        stream_id = self._next_stream_id()
+        suffix = f"{self.delimiter.encode().hex()}.csv" if self.header else "ndjson"
+        path = self._directory / f"{stream_id:012d}.{suffix}"
+        self._output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        stream = Stream(stream_id=stream_id, kind="spool", path=str(path))
+        self._all.append(Segment(stream, path, _form_of(path)))
+        self.unwritten = self.header + self.unwritten
+
+    def sync_if_due(self, now: float) -> None:
+        """Force what was appended to disk, as often as is asked for."""
+        if self._fsync == "always" or (self._fsync == "interval" and now - self._synced_at >= self._fsync_interval_s):
+            self._sync()
+            self._synced_at = now
+
+    def _sync(self) -> None:
+        if self._output >= 0 and self._fsync != "never":
+            os.fdatasync(self._output)
+
+    def drop_torn_line(self) -> None:
+        """Take back the part of a last line whose rest will not come, and forget the rest; nobody has read it."""
+        self.unwritten = b""
+        if self.ends_torn:
+            segment = self._all[-1]
+            os.ftruncate(self._output, segment.whole_bytes)
+            segment.size = segment.whole_bytes
+
+    def close(self) -> None:
+        """Append nothing more to the last segment, so that it can be deleted once it is settled."""
+        if self._output >= 0:
+            self._sync()
+            os.close(self._output)
+            self._output = -1
+            self._all[-1].is_closed = True
+
+    # Deleting ---------------------------------------------------------------------------------------------------
+
+    def take_settled(self) -> list[Segment]:
+        """Give up the segments that are settled, to be deleted. Does not block."""
+        settled = [segment for segment in self._all if segment.is_settled]
+        for segment in settled:  # in place: the worker thread that writes appends to this list
+            self._all.remove(segment)
+        return settled
+
+    def delete(self, segments: Sequence[Segment]) -> None:
+        """Delete segments that were taken."""
+        for segment in segments:
+            crash_point("spool.delete")
+            segment.path.unlink(missing_ok=True)
+        crash_point("spool.deleted")
+        with suppress(StateUnwritableError):  # the next start forgets them
+            self._forget([segment.stream.stream_id for segment in segments])
+
+
+def youngest_segment_id(directory: Path) -> int:
+    """Tell the greatest stream id among the segments; 0 if there are none."""
+    return max(_segments_in(directory), default=0)
+
+
+def _segments_in(directory: Path) -> dict[int, Path]:
+    found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("[0-9]*"))
+    return {int(match[1]): path for match, path in found if match}
+
+
+def _form_of(path: Path) -> InputForm:
+    """Tell by its name how records lie in a segment."""
+    found = _NAME.fullmatch(path.name)
+    return InputForm("csv", bytes.fromhex(found[2]).decode()) if found and found[2] else NDJSON

@@ -1,0 +1,90 @@
+"""Standard input: a pipe, a terminal, a socket or a file, moved into the segments of the spool."""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+from contextlib import suppress
+from typing import Final
+
+import anyio
+import structlog
+
+from shipper.sources.incoming import Incoming
+from shipper.sources.reader import READ_BYTES
+from shipper.sources.segments import Segments
+
+log = structlog.get_logger("sources")
+
+_MOVED_BYTES: Final = 1 << 20
+_PIPE_BYTES: Final = 1 << 20
+
+
+class StandardInput:
+    """
+    Reads a descriptor for the spool, of which it is an `Input`.
+
+    Args:
+        incoming: Brings what is read into a form that can be kept.
+    """
+
+    def __init__(self, descriptor: int, incoming: Incoming) -> None:
+        self._descriptor = descriptor
+        self._incoming = incoming
+        self._can_wait = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+        self.has_ended = False
+        self.is_broken = False
+        if self._can_wait:
+            _widen_pipe(descriptor)
+
+    async def wait(self) -> None:
+        if self._can_wait:
+            try:
+                await anyio.wait_readable(self._descriptor)
+            except PermissionError:  # a device that cannot be waited for, such as /dev/null
+                self._can_wait = False
+
+    def move(self, segments: Segments, *, is_disk_full: bool) -> None:
+        """Move what there is to read, but at most `_MOVED_BYTES`, so that a thread never hangs in a read."""
+        readable = select.poll()
+        if self._can_wait:
+            readable.register(self._descriptor, select.POLLIN)
+        moved = 0
+        while moved < _MOVED_BYTES and (not self._can_wait or readable.poll(0)):
+            data = self._read()
+            kept = self._incoming.take(data, is_final=not data, ends_whole=is_disk_full)
+            segments.header, segments.delimiter = self._incoming.header, self._incoming.delimiter
+            segments.append(kept)
+            if not data:  # the end of the input has ended its last record
+                self.has_ended = True
+                return
+            moved += len(data)
+            if is_disk_full:
+                return  # there may be room for this much, and no more
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._descriptor, READ_BYTES)
+        except OSError as error:
+            log.error("source_unreadable", path="standard input", error=error.strerror)
+            self.is_broken = True
+            return b""
+
+    def note_kept(self) -> None:
+        pass
+
+    def leave(self, segments: Segments) -> None:
+        """Keep a torn line, too: what was read is nowhere else."""
+        with suppress(OSError):
+            segments.append(self._incoming.take_rest())
+        if segments.unwritten:
+            log.error("spool_unwritten", lost_bytes=len(segments.unwritten), reason="the disk is full")
+
+
+def _widen_pipe(descriptor: int) -> None:
+    """Ask for a larger pipe: fewer turns between the producer and us. Refused or no pipe: no matter."""
+    import fcntl
+
+    with suppress(OSError, AttributeError):
+        fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

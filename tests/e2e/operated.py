@@ -1,0 +1,72 @@
+"""A shipper that runs and is looked after: its configuration is written anew, its admin address asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.driver import Running, Shipper
+from tests.e2e.test_follow import QUICK
+
+
+class Start:
+    """
+    Starts `shipper run` with a configuration file that may be written anew while it runs.
+
+    Args:
+        folder: Where the inputs are.
+    """
+
+    def __init__(self, shipper: Shipper, folder: Path) -> None:
+        self._shipper = shipper
+        self._folder = folder
+        self._base = shipper.config.read_text()
+
+    def __call__(self, *, settings: dict[str, object] | None = None, **options: Any) -> Running:
+        self.write()
+        return self._shipper.start("run", settings={**QUICK, **(settings or {})}, **options)
+
+    def write(self, *, include: str = "a.ndjson", text: str = "") -> None:
+        self._shipper.config.write_text(f'{self._base}[input]\ninclude = ["{self._folder}/{include}"]\n{text}')
+
+
+@pytest.fixture
+def folder(shipper: Shipper) -> Path:
+    folder = shipper.folder / "logs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start(shipper: Shipper, folder: Path) -> Start:
+    return Start(shipper, folder)
+
+
+class Admin:
+    """The admin address of a running shipper."""
+
+    def __init__(self, running: Running) -> None:
+        running.wait_for("admin_listening")
+        found = re.search(r'"address":"(http://[^"]+)"', running.stderr)
+        assert found
+        self.address = found[1]
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.address + path, trust_env=False, timeout=10)
+
+    def status(self) -> dict[str, Any]:
+        answer = self.get("/status")
+        assert answer.status_code == 200
+        return answer.json()
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+            for family in text_string_to_metric_families(self.get("/metrics").text)
+            for sample in family.samples
+        }

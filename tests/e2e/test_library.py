@@ -1,0 +1,224 @@
+"""An application that embeds the shipper, as a process of its own: killed, hindered, and followed by others."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from shipper import Shipper as EmbeddedShipper
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service, Shipper
+from tests.e2e.fake_service import HANG, FakeService
+
+# Sends the lines of a file, and says on stdout which ones were taken, each time when `send` has returned.
+APPLICATION = """
+import os, sys
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from shipper import Shipper, load_settings
+
+path, way, loop = sys.argv[1:]
+lines = Path(path).read_bytes().splitlines()
+
+
+def tell(taken):
+    os.write(1, b"".join(msgspec.json.decode(line).get("EventId", "none").encode() + b"\\n" for line in taken))
+
+
+async def main():
+    async with Shipper(load_settings(config_path=None, environ=os.environ)) as shipper:
+
+        async def send(some):
+            for line in some:
+                await shipper.send(line)
+                tell([line])
+
+        if way == "one by one":
+            await send(lines)
+        elif way == "many tasks":
+            async with anyio.create_task_group() as group:
+                for first in range(100):
+                    group.start_soon(send, lines[first::100])
+        else:
+            for start in range(0, len(lines), 100):
+                await shipper.send_many(lines[start : start + 100])
+                tell(lines[start : start + 100])
+    print(msgspec.json.encode(shipper.summary).decode())
+
+
+anyio.run(main, backend=loop)
+"""
+
+# Slow enough to be killed with something in the spool, and with many segments and commits to be hit in.
+SLOW = {
+    "BATCH__MAX_EVENTS": "20",
+    "DELIVERY__CONCURRENCY": "1",
+    "STATE__COMMIT_INTERVAL_SECONDS": "0.02",
+    "SPOOL__SEGMENT_BYTES": "50000",
+    "BATCH__LINGER_SECONDS": "0.1",
+}
+KILLS = 3
+
+Embed = Callable[..., Running]
+
+
+@pytest.fixture
+def embed(shipper: Shipper) -> Iterator[Embed]:
+    """Start an application that uses the settings and the state of the shipper."""
+    started: list[Running] = []
+    folder = shipper.folder / "application"
+    folder.mkdir()
+
+    def embed(
+        lines: list[bytes],
+        way: str = "send_many",
+        loop: str = "asyncio",
+        *,
+        code: str = APPLICATION,
+        settings: Mapping[str, str] | None = None,
+    ) -> Running:
+        number = len(started)
+        script, data = folder / f"{number}.py", folder / f"{number}.ndjson"
+        script.write_text(code)
+        data.write_bytes(b"".join(lines))
+        environment = {
+            **shipper.environment(),
+            "SHIPPER_CONFIG": str(shipper.config),
+            **{f"SHIPPER__{key}": value for key, value in (settings or {}).items()},
+        }
+        command: list[str | Path] = [sys.executable, script, data, way, loop]
+        started.append(Running(command, shipper.state, folder, cwd=shipper.folder, env=environment))
+        return started[-1]
+
+    yield embed
+    for running in started:
+        running.end()
+
+
+def taken(running: Running) -> list[str]:
+    """The EventIds whose `send` had returned; the last line may be torn."""
+    return running._stdout.read_text().split("\n")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("way", "loop"),
+    [("one by one", "asyncio"), ("many tasks", "trio"), ("many tasks", "asyncio"), ("send_many", "trio")],
+)
+def test_what_was_taken_before_a_kill_is_delivered_by_the_next_start(
+    shipper: Shipper, service: Service, sample: Sample, embed: Embed, rng: Random, way: str, loop: str
+):
+    promised: set[str] = set()
+    waited = 0
+    for kill in range(KILLS):
+        lines = sample.lines[kill * 10_000 : (kill + 1) * 10_000]
+        running = embed(lines, way, loop, settings=SLOW)
+        goal = rng.randint(1, 1500)
+        running.wait_until(lambda running=running, goal=goal: len(taken(running)) >= goal, f"{goal} sent")
+        running.kill()
+        promised |= set(taken(running))
+        waited += not service.holds(promised)
+    assert waited, "none was killed with something in its spool"
+    last = shipper.pipe()
+    assert last.counts()[4] == 0
+    assert service.holds(promised)
+    state = shipper.read_state()
+    whole = {line.removesuffix(b"\n") for line in sample.lines}
+    assert not whole & {letter.raw for letter in state.dead_letters}
+    assert len(state.dead_letters) <= KILLS, "more than what each kill may have torn"
+    assert not list(Path(shipper.state, "spool").iterdir())
+
+
+def test_what_one_application_sends_arrives_and_adds_up(
+    shipper: Shipper, service: Service, sample: Sample, embed: Embed
+):
+    lines = [*sample.lines[:2000], b'{"bad": 1}\n', sample.lines[0]]
+    result = embed(lines, "send_many").finish()
+    assert (result.returncode, result.counts()) == (0, (2002, 2000, 1, 1, 0))
+    assert result.summary["outcome"] == "finished"
+    service.assert_holds_exactly(sample.ids[:2000])
+    assert [letter.raw for letter in shipper.read_state().dead_letters] == [b'{"bad": 1}']
+
+
+@pytest.mark.parametrize("follower", ["application", "pipe", "backfill", "run"])
+def test_what_could_not_be_delivered_in_time_is_delivered_by_whoever_comes_next(
+    shipper: Shipper, service: Service, fake: FakeService, sample: Sample, embed: Embed, follower: str
+):
+    target, shipper.target = shipper.target, fake.target
+    fake.default = HANG
+    first = embed(sample.lines[:3000], settings={**SLOW, "DELIVERY__DRAIN_TIMEOUT_SECONDS": "0.1"}).finish()
+    assert (first.returncode, first.counts()) == (0, (3000, 0, 0, 0, 3000))
+    fake.release()
+    shipper.target = target
+    if follower == "application":
+        assert embed([]).finish().counts() == (3000, 3000, 0, 0, 0)
+    elif follower == "pipe":
+        assert shipper.pipe(sample.lines[3000]).counts() == (3001, 3001, 0, 0, 0)
+    else:
+        file = shipper.folder / "events.ndjson"
+        file.write_bytes(sample.lines[3000])
+        if follower == "backfill":
+            assert shipper.backfill(file).counts() == (3001, 3001, 0, 0, 0)
+        else:
+            running = shipper.start("run", settings={"input.include": f'["{file}"]'})
+            running.wait_until(lambda: service.stored == 3001, "all is delivered")
+            assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[: 3000 if follower == "application" else 3001])
+
+
+def test_a_command_does_not_use_the_state_of_an_application_that_runs(
+    shipper: Shipper, fake: FakeService, sample: Sample, embed: Embed
+):
+    shipper.target = fake.target
+    fake.default = HANG
+    running = embed(sample.lines[:10], settings={"BATCH__LINGER_SECONDS": "0"})
+    running.wait_until(lambda: fake.requests, "it ships")
+    refused = shipper.run("pipe", check=False)
+    assert refused.returncode == 5
+    assert str(running.pid) in refused.stderr
+    fake.release()
+    assert running.finish().counts() == (10, 10, 0, 0, 0)
+
+
+def test_the_example_of_the_documentation_runs_and_its_logs_keep_off_stdout(
+    shipper: Shipper, service: Service, embed: Embed
+):
+    document = inspect.getdoc(EmbeddedShipper) or ""
+    start, end = document.index("    import os"), document.index("anyio.run(main)\n") + len("anyio.run(main)\n")
+    result = embed([], code=textwrap.dedent(document[start:end])).finish()
+    assert result.returncode == 0
+    (printed,) = result.stdout.splitlines()
+    assert printed.startswith("Summary(read=1, accepted=1, dead_lettered=0, duplicates=0, pending=0")
+    assert service.stored == 1
+    assert all("event" in json.loads(each) for each in result.stderr.splitlines())
+
+
+def test_importing_the_package_alone_is_light():
+    """The commands import it at every start, also those that send nothing."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import shipper; print(shipper.__version__)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
+    assert "shipper" in imported
+    assert not {name for name in imported if name.startswith("shipper.")}
+    assert not imported & {"anyio", "httpx", "msgspec", "structlog", "asyncio"}
+
+
+def test_what_applications_need_can_be_imported_from_the_package():
+    code = "import shipper; from shipper import *; assert Shipper and load_settings; shipper.nothing"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30)
+    assert "AttributeError: module 'shipper' has no attribute 'nothing'" in done.stderr, done.stderr

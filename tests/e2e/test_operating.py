@@ -1,0 +1,299 @@
+"""A shipper that runs for months: what it answers, what SIGHUP changes, how it stops, what systemd hears of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, wait_until
+from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.test_follow import append, wait_for_events
+
+__all__ = ["folder", "start"]
+
+
+# The admin address ------------------------------------------------------------------------------------------------
+
+
+def test_the_admin_address_tells_how_things_stand(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", [*sample.lines[:20], b'{"bad": 1}\n', sample.lines[0]])
+    running = start()
+    admin = Admin(running)
+    wait_for_events(running, service, sample.ids[:20])
+    running.wait_until(lambda: admin.metrics().get("shipper_commits_total", 0) > 0, "a commit that shows")
+    metrics = admin.metrics()
+    assert metrics["shipper_records_read_total"] == 22
+    assert metrics["shipper_events_accepted_total"] == 20
+    assert sum(value for name, value in metrics.items() if name.startswith("shipper_dead_letters_total")) == 1
+    assert metrics["shipper_duplicates_total"] == 1
+    assert metrics["shipper_pending_records"] == 0
+    assert metrics["shipper_request_duration_seconds_count"] == metrics["shipper_requests_total{202}"]
+    running.wait_until(lambda: admin.metrics()["shipper_lag_bytes"] == 0, "no lag")
+
+    running.wait_until(lambda: admin.status()["state"]["read"] == 22, "the state that is saved")
+    status = admin.status()
+    assert status["live"]["process_id"] == running.pid
+    assert status["live"]["read"] == 22
+    assert (status["state"]["read"], status["state"]["accepted"]) == (22, 20)
+    (stream,) = status["state"]["streams"]
+    assert (stream["path"], stream["lag_bytes"]) == (str(folder / "a.ndjson"), 0)
+    (letter,) = status["state"]["newest_dead_letters"]
+    assert letter["path"] == str(folder / "a.ndjson")
+    assert status["report"] is None
+
+    assert (admin.get("/healthz").status_code, admin.get("/readyz").text) == (200, "ready\n")
+    moments = admin.get("/history").json()
+    assert moments
+    assert all(len(moment) == 7 for moment in moments)
+    assert admin.get(f"/history?since={moments[-1][0]}").json() in ([], admin.get("/history").json()[len(moments) :])
+    assert admin.get("/history?since=soon").status_code == 400
+    page = admin.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert admin.get("/nowhere").status_code == 404
+    assert running.stop().returncode == 0
+    assert (shipper.state / "live.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_service_that_forbids_makes_it_unready_but_not_unhealthy(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    service.set_faults({"effect": "status", "status": 403})
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start()
+    admin = Admin(running)
+    running.wait_until(lambda: admin.get("/readyz").status_code == 503, "unready")
+    running.wait_until(lambda: "forbidden" in admin.get("/readyz").text, "unready, and why")
+    assert admin.get("/healthz").status_code == 200
+    assert admin.metrics()["shipper_paused{forbidden}"] == 1
+    (pause,) = admin.status()["live"]["pauses"]
+    assert pause["reason"] == "forbidden"
+    assert pause["advice"]
+    append(folder / "a.ndjson", sample.lines[10:20])
+    running.wait_until(
+        lambda: admin.metrics()["shipper_lag_bytes"] == (folder / "a.ndjson").stat().st_size,
+        "what is written in a pause is lag",
+    )
+    service.set_faults()
+    wait_for_events(running, service, sample.ids[:20])
+    running.wait_until(lambda: admin.get("/readyz").status_code == 200, "ready")
+    assert admin.metrics()["shipper_paused{forbidden}"] == 0
+    assert running.stop().returncode == 0
+
+
+def test_an_address_that_is_taken_is_an_error_that_names_the_key(start: Start, sample: Sample, folder: Path):
+    append(folder / "a.ndjson", sample.lines[:1])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        result = start(settings={"admin.listen": address}).finish()
+    assert result.returncode == 2
+    assert address in result.stderr
+    assert "admin.listen" in result.stderr
+    assert "in use" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["pipe", "backfill"])
+def test_one_shot_commands_listen_only_where_they_are_told_to(
+    command: str, shipper: Shipper, sample: Sample, folder: Path
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    arguments = [command, *([folder / "a.ndjson"] if command == "backfill" else []), "--summary", "json"]
+    for listen in ([], ["--listen", "127.0.0.1:0"]):
+        stdin = (folder / "a.ndjson").open("rb")
+        with stdin:
+            result = shipper.run(*arguments, *listen, stdin=stdin)
+        assert result.returncode == 0, result.stderr
+        assert ("admin_listening" in result.stderr) == bool(listen)
+    assert shipper.run(*arguments, "--listen", "nowhere").returncode == 2
+
+
+# SIGHUP -----------------------------------------------------------------------------------------------------------
+
+
+def test_sighup_changes_globs_level_and_rate_and_neither_loses_nor_repeats(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    append(folder / "b.ndjson", sample.lines[10:20])
+    running = start()
+    wait_for_events(running, service, sample.ids[:10])
+    start.write(include="*.ndjson", text='[log]\nlevel = "debug"\n[delivery]\nrate_limit_events_per_second = 5000\n')
+    running.process.send_signal(signal.SIGHUP)
+    wait_for_events(running, service, sample.ids[:20])
+    running.wait_for("batch_sent")
+    assert "delivery.rate_limit_events_per_second" in running.stderr
+    append(folder / "a.ndjson", sample.lines[20:30])
+    wait_for_events(running, service, sample.ids[:30])
+
+    start.write(include="b.ndjson")
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_for("source_dropped")
+    append(folder / "a.ndjson", sample.lines[30:40])
+    append(folder / "b.ndjson", sample.lines[40:50])
+    wait_for_events(running, service, [*sample.ids[:30], *sample.ids[40:50]])
+    assert service.stored == 40, "what is named no more is not read"
+
+    start.write(include="*.ndjson")
+    running.process.send_signal(signal.SIGHUP)
+    wait_for_events(running, service, sample.ids[:50])
+    assert running.stop().returncode == 0
+    assert service.times_received() == dict.fromkeys(sample.ids[:50], 1)
+
+
+def test_sighup_with_a_bad_file_changes_nothing_and_says_so(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start()
+    wait_for_events(running, service, sample.ids[:10])
+    for number, (text, words) in enumerate(
+        [
+            ("[batch]\nmax_evnts = 5\n", "did you mean batch.max_events?"),
+            ("[broken\n", "is not valid TOML"),
+            ('[log]\nlevel = "loud"\n', "log.level"),
+        ]
+    ):
+        start.write(include="*.ndjson", text=text)
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_for(words)
+        assert running.stderr.count("reload_refused") == number + 1
+    append(folder / "b.ndjson", sample.lines[10:20])
+    append(folder / "a.ndjson", sample.lines[20:30])
+    wait_for_events(running, service, [*sample.ids[:10], *sample.ids[20:30]])
+    assert service.stored == 20
+    assert running.stop().returncode == 0
+
+
+def test_sighup_takes_new_credentials_and_ends_a_pause(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    good, shipper.target = shipper.target, shipper.target._replace(subscription_key="wrong")
+    running = start()
+    running.wait_for("delivery_paused")
+    key = folder / "key"
+    key.touch(mode=0o600)
+    key.write_text(good.subscription_key)
+    text = shipper.config.read_text().replace('{ env = "INTAKE_KEY" }', f'{{ file = "{key}" }}')
+    shipper.config.write_text(text.replace("[state]", "allow_plaintext = true\n[state]"))
+    running.process.send_signal(signal.SIGHUP)
+    wait_for_events(running, service, sample.ids[:10])
+    running.wait_for("restart_needed")
+    assert '"changed":["intake.subscription_key"]' in running.stderr
+    assert '"keys":["intake.allow_plaintext"]' in running.stderr
+    assert good.subscription_key not in running.stderr
+    assert running.stop().returncode == 0
+
+
+# An outage --------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_are_rotated_away_and_deleted_in_an_outage_are_held(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    """A pause stops reading, but not looking: what has a name for a moment only is held open."""
+    service.set_faults({"effect": "status", "status": 503})
+    file = folder / "a.ndjson"
+    append(file, sample.lines[:5])
+    running = start(settings={"batch.max_events": 1, "delivery.retry_max_seconds": 0.5})
+    running.wait_for("delivery_paused")
+    for number in range(1, 6):
+        file.rename(folder / "gone")
+        append(file, sample.lines[number * 10 : number * 10 + 10])
+        running.wait_until(
+            lambda seen=number + 1: running.stderr.count("source_opened") == seen, "the new file is held"
+        )
+        (folder / "gone").unlink()
+    service.set_faults()
+    wait_for_events(running, service, [*sample.ids[:5], *sample.ids[10:60]])
+    assert running.stop().returncode == 0
+
+
+# Stopping ---------------------------------------------------------------------------------------------------------
+
+
+def test_until_idle_goes_on_reading_until_the_application_has_ended(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start(settings={"delivery.drain": "until_idle", "delivery.drain_idle_seconds": 1.5})
+    wait_for_events(running, service, sample.ids[:10])
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for("drain_started")
+    for number in range(1, 5):
+        append(folder / "a.ndjson", sample.lines[number * 10 : number * 10 + 10])
+        wait_for_events(running, service, sample.ids[: number * 10 + 10])
+    result = running.finish()
+    assert result.returncode == 0
+    assert '"is_idle":true' in result.stderr
+
+
+def test_until_idle_ends_reading_in_time_for_what_was_read(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    drain = {"delivery.drain": "until_idle", "delivery.drain_idle_seconds": 60, "delivery.drain_timeout_seconds": 2}
+    running = start(settings=drain)
+    wait_for_events(running, service, sample.ids[:10])
+    running.process.send_signal(signal.SIGTERM)
+    result = running.finish()
+    assert result.returncode == 0
+    assert '"is_idle":false' in result.stderr
+
+
+# systemd ----------------------------------------------------------------------------------------------------------
+
+
+def test_systemd_hears_of_readiness_reload_life_and_stop(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    heard: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        name = f"\0shipper-test-{os.getpid()}"
+        manager.bind(name)
+        manager.setblocking(False)
+
+        def hear(line: str) -> bool:
+            try:
+                while True:
+                    heard.extend(manager.recv(4096).decode().splitlines())
+            except BlockingIOError:
+                return line in heard
+
+        running = start(env={"NOTIFY_SOCKET": f"@{name[1:]}", "WATCHDOG_USEC": "30000000"})
+        running.wait_until(lambda: hear("READY=1"), "ready")
+        wait_for_events(running, service, sample.ids[:10])
+        heard.clear()
+        running.wait_until(lambda: hear("WATCHDOG=1"), "life")
+        running.process.send_signal(signal.SIGHUP)
+        running.wait_until(lambda: hear("RELOADING=1"), "a reload")
+        running.wait_until(lambda: hear("READY=1"), "the end of the reload")
+        assert running.stop().returncode == 0
+        wait_until(lambda: hear("STOPPING=1"), "a stop", limit_s=5)
+    assert not re.search("|".join(map(re.escape, sample.ids)), "".join(heard))
+
+
+def test_status_pages_and_metrics_hold_nothing_personal(start: Start, folder: Path, service: Service, sample: Sample):
+    bad = sample.lines[1].replace(b'"ConsumerCountry":"', b'"ConsumerCountry":"x')
+    append(folder / "a.ndjson", [sample.lines[0], bad])
+    running = start()
+    admin = Admin(running)
+    wait_for_events(running, service, sample.ids[:1])
+    running.wait_until(lambda: admin.status()["state"]["newest_dead_letters"], "a dead letter that shows")
+    shown = "".join(admin.get(path).text for path in ("/", "/status", "/metrics", "/history", "/readyz", "/healthz"))
+    for field in (b"IP", b"Username", b"BTag"):
+        value = re.search(rb'"%s":"([^"]+)"' % field, bad)
+        assert value
+        assert value[1].decode() not in shown
+    assert service.target.token not in shown
+    assert service.target.subscription_key not in shown
+    assert running.stop().returncode == 0

@@ -1,0 +1,276 @@
+"""`shipper status` beside a shipper that runs, is paused, has ended or was killed: what is delivered, what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Result, Running, Service, Shipper
+from tests.e2e.files import QUICK, Tail
+from tests.older_state import BACK_TO_4
+
+FORBIDDEN = {"effect": "status", "status": 403}
+
+
+@pytest.fixture(autouse=True)
+def _without_faults(service: Service) -> Iterator[None]:
+    yield
+    service.set_faults()
+
+
+@pytest.fixture
+def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
+    return Tail(shipper, service, sample)
+
+
+def ask(shipper: Shipper, *arguments: str, code: int = 0, **settings: str) -> str:
+    """Run `shipper status` and give what it prints; nothing is to be said on stderr."""
+    result: Result = shipper.run("status", *arguments, settings=settings)
+    assert (result.returncode, result.stderr) == (code, ""), result.stdout
+    return result.stdout
+
+
+def is_delivered(shipper: Shipper, until: str, **settings: str) -> bool:
+    result = shipper.run("status", "--until", until, settings=settings)
+    assert result.returncode in {0, 4}, result.stderr
+    assert result.stdout.startswith("yes: " if result.returncode == 0 else "no: ")
+    return result.returncode == 0
+
+
+def document(shipper: Shipper, *arguments: str) -> dict[str, Any]:
+    return json.loads(ask(shipper, "--json", *arguments))
+
+
+def now_iso() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+def paused(tail: Tail, service: Service, shipper: Shipper) -> Running:
+    """A shipper whose first requests are accepted and all others refused, until it says that it is paused."""
+    tail.append(0, 100)
+    running = tail.start()
+    tail.wait(100)
+    service.set_faults(FORBIDDEN)
+    tail.append(100, 200)
+    running.wait_until(lambda: (document(shipper)["live"] or {}).get("pauses"), "it says that it is paused")
+    return running
+
+
+# Without one that runs --------------------------------------------------------------------------------------------
+
+
+def test_where_nothing_is_there_is_nothing_to_tell_and_nothing_is_made(shipper: Shipper):
+    assert ask(shipper).startswith("no shipper is running; there is no state yet\n")
+    assert "nothing was shipped from here" in ask(shipper, "--until", "now", code=4)
+    found = document(shipper)
+    assert (found["process_id"], found["delivered_until"], found["live"], found["report"]) == (None, None, None, None)
+    assert not shipper.state.exists()
+
+
+def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tail, shipper: Shipper):
+    tail.append(0, 100)
+    before = now_iso()
+    assert shipper.backfill(tail.file).returncode == 0
+    first, *others = ask(shipper).splitlines()
+    assert first.startswith("no shipper is running; the last one (backfill) ended ")
+    assert "ago: finished" in first
+    assert "; everything that was written until " in first
+    assert "records: 100 read = 100 accepted + 0 dead-lettered + 0 duplicates" in others
+    assert any(line.endswith(str(tail.file)) for line in others)
+    assert is_delivered(shipper, "now")
+    tail.append(100, 110)
+    text = ask(shipper, "--until", "now", code=4)
+    grown = sum(map(len, tail.sample.lines[100:110]))
+    assert str(tail.file) in text
+    assert f"{grown:,}" in text
+    assert is_delivered(shipper, before)
+    assert shipper.backfill(tail.file).returncode == 0
+    assert is_delivered(shipper, "now")
+
+
+def test_a_file_that_came_while_nothing_ran_stands_in_the_way(tail: Tail, shipper: Shipper):
+    tail.append(0, 10)
+    assert shipper.backfill(tail.file).returncode == 0
+    new = tail.append(10, 20, "app.ndjson.new")
+    assert is_delivered(shipper, "now"), "nobody said that it is an input"
+    pattern = json.dumps([f"{tail.folder}/*"])
+    text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
+    assert f"{new} (not looked at yet)" in text
+    assert str(tail.file) + "\n" not in text
+
+
+def test_a_time_that_is_none_is_refused_and_so_is_asking_once_again_and_again(shipper: Shipper):
+    for arguments in (["--until", "noon"], ["--until", "now", "--watch"], ["--watch", "--interval", "0"]):
+        result = shipper.run("status", *arguments)
+        assert (result.returncode, result.stdout) == (2, "")
+
+
+# Beside one that runs ---------------------------------------------------------------------------------------------
+
+
+def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
+    tail: Tail, service: Service, shipper: Shipper
+):
+    before = now_iso()
+    running = paused(tail, service, shipper)
+    lines = ask(shipper).splitlines()
+    assert lines[0].startswith("paused since ")
+    assert "(forbidden): " in lines[0]
+    assert lines[1].startswith("  what to do: ")
+    assert f"(run, process {running.pid})" in lines[2]
+    assert any(line.startswith("records: ") and line.endswith("+ 100 pending") for line in lines)
+    assert is_delivered(shipper, before)
+    text = ask(shipper, "--until", "now", code=4)
+    assert str(tail.file) in text
+    assert "(forbidden): " in text
+    found = document(shipper)
+    assert found["process_id"] == found["live"]["process_id"] == running.pid
+    service.set_faults()
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it goes on", limit_s=30)
+    service.assert_holds_exactly(tail.ids(200))
+    running.wait_until(lambda: ask(shipper).startswith("running since "), "it says so")
+    assert running.stop().returncode == 0
+    assert "; the last one (run) ended " in ask(shipper)
+    assert "ago: drained" in ask(shipper)
+
+
+def test_a_shipper_that_was_killed_is_not_taken_for_one_that_runs(tail: Tail, service: Service, shipper: Shipper):
+    running = paused(tail, service, shipper)
+    running.kill()
+    lines = ask(shipper).splitlines()
+    assert lines[0].startswith(f"no shipper is running; the last one (run, process {running.pid}) was killed: ")
+    assert lines[1].startswith("at its end it was paused since ")
+    assert not is_delivered(shipper, "now")
+    assert document(shipper)["process_id"] is None
+
+
+def test_yes_is_only_said_once_the_service_holds_everything_that_was_written_by_then(
+    tail: Tail, service: Service, shipper: Shipper
+):
+    """While more is written all the time, and the service is slow and fails now and then."""
+    service.set_faults(
+        {"effect": "delay", "seconds": 0.2}, {"effect": "status", "status": 503, "probability": 0.2}, seed=3
+    )
+    tail.append(0, 10)
+    running = tail.start()
+    denied = 0
+    for start in range(10, 130, 20):
+        tail.append(start, start + 10)
+        until = now_iso()
+        tail.append(start + 10, start + 20, f"app.ndjson.{start}")
+        deadline = time.monotonic() + 30
+        while not is_delivered(shipper, until, **{"input.include": json.dumps([f"{tail.folder}/*"])}):
+            denied += 1
+            assert time.monotonic() < deadline
+        held = set(service.event_ids())
+        assert [number for number, each in enumerate(tail.ids(start + 10)) if each not in held] == []
+    assert denied, "every answer was yes at once"
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(tail.ids(130))
+
+
+def test_what_a_pipe_has_read_and_not_delivered_stands_in_the_way(service: Service, shipper: Shipper, sample: Sample):
+    service.set_faults(FORBIDDEN)
+    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
+    running.stdin.write(b"".join(sample.lines[:10]))
+    running.stdin.flush()
+    running.wait_until(lambda: (document(shipper)["live"] or {}).get("pauses"), "it is paused")
+    assert f"standard input: {sum(map(len, sample.lines[:10])):,} bytes to go" in ask(shipper, "--until", "now", code=4)
+    service.set_faults()
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it goes on", limit_s=30)
+    assert set(service.event_ids()) == set(sample.ids[:10])
+    running.stdin.close()
+    assert running.finish().returncode == 0
+
+
+# For programs -----------------------------------------------------------------------------------------------------
+
+
+def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, shipper: Shipper):
+    for number in range(25):
+        tail.append(number, number + 1, f"app.ndjson.{number}")
+    assert shipper.backfill(tail.folder).returncode == 0
+    found = document(shipper)
+    assert set(found) == {"process_id", "delivered_until", "live", "state", "report"}
+    assert found["live"]["outcome"] == "finished"
+    assert time.time() - 60 < found["delivered_until"] < time.time()
+    assert (len(found["state"]["streams"]), found["state"]["stream_count"]) == (20, 25)
+    assert len(document(shipper, "--all")["state"]["streams"]) == 25
+    assert "  ... and 5 more" in ask(shipper)
+    assert "more" not in ask(shipper, "--all")
+    asked = document(shipper, "--until", "2026-01-01")
+    assert (asked["until"], asked["is_delivered"]) == (datetime(2026, 1, 2, tzinfo=UTC).timestamp(), True)
+
+
+def test_a_state_of_the_version_before_is_brought_up_to_date_and_told(tail: Tail, shipper: Shipper):
+    tail.append(0, 10)
+    assert shipper.backfill(tail.file).returncode == 0
+    with closing(sqlite3.connect(shipper.state / "state.db")) as db:
+        db.executescript(BACK_TO_4)
+    assert "records: 10 read = 10 accepted" in ask(shipper)
+
+
+# Again and again --------------------------------------------------------------------------------------------------
+
+
+def watching(shipper: Shipper, *arguments: str, count: int = 3) -> list[str]:
+    """Watch until there are some lines, end it with Ctrl-C, and give its lines."""
+    command = [SHIPPER, "status", "--watch", "--interval", "0.2", *arguments, "--config", shipper.config]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=shipper.environment(), text=True
+    ) as process:
+        lines = [process.stdout.readline() for _ in range(count)]
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=20)
+    assert (process.returncode, errors) == (0, "")
+    return [line.rstrip("\n") for line in lines] + rest.splitlines()
+
+
+def test_without_a_terminal_it_is_watched_line_by_line(tail: Tail, service: Service, shipper: Shipper):
+    running = paused(tail, service, shipper)
+    lines = watching(shipper, count=8)
+    assert all("; what to do: " in line and "(forbidden): " in line for line in lines)
+    assert len({line.split(" ")[0] for line in lines}) > 1, "each has its time"
+    found = [json.loads(line) for line in watching(shipper, "--json")]
+    assert {each["process_id"] for each in found} == {running.pid}
+
+
+@pytest.mark.parametrize("columns", [60, 200])
+def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, shipper: Shipper, columns: int):
+    tail.append(0, 10)
+    assert shipper.backfill(tail.file).returncode == 0
+    primary, secondary = os.openpty()
+    command = [SHIPPER, "status", "--watch", "--interval", "0.1", "--config", shipper.config]
+    environment = {**shipper.environment(), "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, env=environment
+    ) as process:
+        os.close(secondary)
+        drawn = b""
+        try:
+            while part := os.read(primary, 65_536):
+                drawn += part
+                if drawn.count(b"no shipper is running") == 3:
+                    process.send_signal(signal.SIGINT)
+        except OSError:  # the other end is closed
+            pass
+        assert process.wait(20) == 0
+    os.close(primary)
+    text = drawn.decode()
+    assert text.count("no shipper is running") >= 3
+    assert "\x1b[1A" in text, "it goes up, and draws over itself"
+    assert "\x1b[?1049h" not in text, "no other screen"
+    assert "\x1b[2J" not in text, "nothing is wiped"
+    assert "Traceback" not in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"

@@ -1,0 +1,635 @@
+"""The status page in a browser: what a person reads there, on any screen, whatever the process says or does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from shipper.telemetry.live import Live, Pause
+from tests.status_page_server import BEHIND, FORBIDDEN, HEALTHY, NOW, SCENES, STATE, StatusServer, document, history
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium")
+
+LIMIT_SECONDS = 60
+
+
+class Browser:
+    """A browser without a window that is told over a pipe what to do; nothing but the loopback can be reached."""
+
+    def __init__(self, folder: Path) -> None:
+        assert BROWSER
+        (orders, self._orders), (self._answers, answers) = os.pipe(), os.pipe()
+        self._process = subprocess.Popen(
+            [
+                *("bash", "-c", f'exec "$0" "$@" 3<&{orders} 4>&{answers}'),
+                *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+                *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={folder}"),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=(orders, answers),
+        )
+        os.close(orders)
+        os.close(answers)
+        self._read = b""
+        self._number = 0
+        self._session: str | None = None
+        self._target = ""
+        self.troubles: list[str] = []
+
+    def order(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the debugging protocol; answers with its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._orders, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer)
+                return answer["result"]
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._read:
+            piece = os.read(self._answers, 1 << 20)
+            assert piece, "the browser has ended"
+            self._read += piece
+        line, _, self._read = self._read.partition(b"\0")
+        message = json.loads(line)
+        if message.get("method") in {"Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded"}:
+            self.troubles.append(json.dumps(message["params"]))
+        return message
+
+    def open(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+        """Open a page in a tab of its own, instead of the one before."""
+        self._session = None
+        last, self._target = self._target, self.order("Target.createTarget", url="about:blank")["targetId"]
+        if last:
+            self.order("Target.closeTarget", targetId=last)
+        self._session = self.order("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.order(f"{domain}.enable")
+        self.order(
+            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.order("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.order("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+        self.troubles.clear()
+        self.order("Page.navigate", url=url)
+        return Page(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session = None
+        self.order("Browser.close")
+        self._process.wait(30)
+        os.close(self._orders)
+        os.close(self._answers)
+
+
+class Page:
+    """A tab with the status page."""
+
+    def __init__(self, browser: Browser) -> None:
+        self._browser = browser
+        self.order = browser.order
+        self.shown = 0
+        self.until_shown_again()
+
+    def run(self, script: str) -> Any:
+        """Evaluate an expression in the page."""
+        result = self.order("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def until(self, condition: str) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while not self.run(condition):
+            assert time.monotonic() < deadline, f"never true: {condition}"
+            time.sleep(0.02)
+
+    def until_shown_again(self) -> None:
+        """Wait until the page has drawn an answer, or that there is none, once more."""
+        self.until(f"Number(document.documentElement?.dataset.shown) > {self.shown}")
+        self.shown = self.run("Number(document.documentElement.dataset.shown)")
+
+    def ask_again(self) -> None:
+        """Poll now; the page would by itself, two seconds after the last answer."""
+        self.shown = self.run("Number(document.documentElement.dataset.shown)")
+        self.run("poll()")
+        self.until_shown_again()
+
+    def text(self, selector: str = "body") -> str:
+        """Read what is shown, spaces made one."""
+        return " ".join(self.run(f"document.querySelector({json.dumps(selector)}).innerText").split())
+
+    def texts(self, selector: str) -> list[str]:
+        found = self.run(
+            f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText ?? one.textContent)"
+        )
+        return [" ".join(one.split()) for one in found]
+
+    @property
+    def state(self) -> str:
+        return self.run("document.documentElement.dataset.state")
+
+    @property
+    def troubles(self) -> list[str]:
+        """What the browser complained of: errors, breaches of the policy, anything on its console."""
+        self.run("1")
+        return self._browser.troubles
+
+    def move_mouse(self, x: float, y: float) -> None:
+        self.order("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.order("Input.dispatchKeyEvent", type="keyDown", key=key)
+
+    def photograph(self, path: Path) -> None:
+        whole = self.order("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": whole["width"], "height": whole["height"], "scale": 1}
+        shot = self.order("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+        path.write_bytes(b64decode(shot["data"]))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., StatusServer]]:
+    """Start servers that end with the test."""
+    with ExitStack() as stack:
+        yield lambda *arguments: stack.enter_context(StatusServer(*arguments))
+
+
+@pytest.fixture
+def show(browser: Browser, serve: Callable[..., StatusServer]) -> Callable[..., Page]:
+    """Open the page over a document, or over a scene that is named."""
+
+    def show(scene: str | dict[str, Any], moments: Sequence[list[Any]] = (), **how: Any) -> Page:
+        return browser.open(serve(*(SCENES[scene] if isinstance(scene, str) else (scene, moments))).url, **how)
+
+    return show
+
+
+Show = Callable[..., Page]
+
+
+def tiles(page: Page) -> dict[str, str]:
+    """Read the key figures and the expiries: what stands under each title."""
+    titles = [each.removesuffix("!").strip() for each in page.texts(".tile h3")]
+    rows = zip(titles, page.texts(".tile .value"), page.texts(".tile .note"), strict=True)
+    return {title: f"{value} | {note}" for title, value, note in rows}
+
+
+# The headline
+
+
+def test_healthy_shipper_reads_as_one(show: Show):
+    page = show("healthy")
+    assert page.text("h1") == "Everything that was written is delivered"
+    assert page.state == "good"
+    assert page.run("document.title") == "\N{CHECK MARK} Everything that was written is delivered \N{EN DASH} shipper"
+    assert page.text("#kind") == "shipper run"
+    assert page.text("#facts") == (
+        "Version 0.1.0 Process 4711 Up since 19 Sept, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago)"
+    )
+    assert not page.run("document.querySelector('#pauses').offsetHeight")
+    assert page.troubles == []
+
+
+@pytest.mark.parametrize(
+    ("live", "state", "headline"),
+    [
+        (BEHIND, "busy", "Delivering, 96.5 MB behind, about 4 min to go"),
+        (replace(BEHIND, settled_bytes_per_second=0.0), "busy", "Delivering, 96.5 MB behind"),
+        (
+            replace(BEHIND, settled_bytes_per_second=0.0, oldest_unsettled_seconds=200.0),
+            "warn",
+            "No progress for 3 min",
+        ),
+        (
+            replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9),
+            "good",
+            "Up to date, delivering 1,204/s",
+        ),
+        (
+            replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000),
+            "busy",
+            "Delivering, 45 % of 200 MB, about 5 min to go",
+        ),
+        (replace(BEHIND, phase="draining"), "busy", "Draining, 8,000 records to settle"),
+        (replace(HEALTHY, phase="starting"), "busy", "Starting"),
+        (replace(HEALTHY, phase="stopped", outcome="finished"), "good", "Stopped: finished"),
+        (replace(HEALTHY, phase="stopped", outcome="drained"), "off", "Stopped: drained"),
+        (
+            replace(BEHIND, phase="stopped", outcome="gave_up", dead_lettered=1),
+            "bad",
+            "Stopped: gave up, with 1 dead letter",
+        ),
+        (
+            replace(HEALTHY, unreachable_bytes=1_200_000),
+            "warn",
+            "Everything that could be read is delivered",
+        ),
+    ],
+)
+def test_headline_says_what_is_going_on(live: Live, state: str, headline: str, show: Show):
+    page = show(document(live))
+    assert (page.state, page.text("h1")) == (state, headline)
+
+
+def test_only_the_part_of_the_headline_that_keeps_is_read_aloud(show: Show):
+    page = show("behind")
+    assert page.texts("[aria-live]") == ["Delivering"]
+    assert page.run("document.querySelector('[aria-live]').getAttribute('aria-live')") == "polite"
+
+
+# Pauses
+
+
+def test_pause_tells_why_what_to_do_and_when_it_is_tried_again(show: Show):
+    page = show("paused")
+    assert (page.state, page.text("h1")) == ("paused", "Paused: forbidden")
+    assert page.texts(".pause") == [
+        f"Forbidden {FORBIDDEN.message} What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
+    ]
+    assert tiles(page)["Time to go"] == "unknown | nothing is being settled"
+    assert page.troubles == []
+
+
+def test_two_pauses_are_both_told(show: Show):
+    page = show("two-pauses")
+    assert page.text("h1") == "Paused: forbidden, dead letters full"
+    assert page.texts(".pause h2") == ["Forbidden", "Dead letters full"]
+
+
+@pytest.mark.parametrize(("next_probe_at", "told"), [(NOW - 5, "Next probe any moment now"), (None, "(3 min)")])
+def test_probe_that_is_due_or_not_known_has_no_countdown(next_probe_at: float | None, told: str, show: Show):
+    pause = replace(FORBIDDEN, next_probe_at=next_probe_at)
+    assert show(document(replace(HEALTHY, pauses=[pause]))).text(".pause").endswith(told)
+
+
+# Figures
+
+
+def test_key_figures_have_units_and_thousands_apart(show: Show):
+    page = show("behind")
+    assert tiles(page) == {
+        "Accepted": "12,340,000 | 1,204/s",
+        "Pending": "8,000 | read, not settled yet",
+        "Dead letters": "0 | 0 kept, 0 B",
+        "Duplicates": "5,678 | known already, not sent again",
+        "Lag": "96.5 MB | oldest record waits 12 s",
+        "Time to go": "about 4 min | at 402 kB/s",
+        "In flight": "3 of 16 | requests, and how many may be",
+        "Latency": "12.4 ms p50 | p95 47.1 ms",
+        "Spool": "0 B | of standard input, 0 B to go",
+        "Unreachable": "0 B | nothing was lost",
+        "Access token": "in 42 min | expires 16:55:20",
+        "Service certificate": "in 83 d | expires 13 Dec, 15:13",
+        "Newest report fetched": "3 h ago | 13:13:20, account 1001, 2026-09-01 to 2026-09-20",
+    }
+    assert page.text("#balance .sum") == (
+        "12,353,678 read = 12,340,000 accepted + 0 dead-lettered + 5,678 duplicates + 8,000 pending"
+    )
+    assert "98,765,432 read = 98,700,000 accepted + 432 dead-lettered + 65,000 duplicates" in page.text("#balance")
+
+
+def test_figures_that_do_not_add_up_are_told(show: Show):
+    page = show(document(replace(HEALTHY, read=HEALTHY.read + 1)))
+    assert page.text("#balance h3") == "This does not add up: that is a defect"
+    assert "\N{NOT EQUAL TO}" in page.text("#balance")
+
+
+def test_what_is_lost_expired_or_soon_to_expire_is_flagged_in_words(show: Show):
+    page = show("worrying")
+    found = tiles(page)
+    assert found["Unreachable"] == "1.2 MB | gone before it was read"
+    assert found["Access token"] == "in 2 min | expires soon: 16:15:00"
+    assert found["Service certificate"] == "expired | 1 h ago, 15:13:20"
+    assert len(page.texts(".flagged")) == 3
+    assert page.text(".lost") == (
+        "Gone before they were read to their end /var/log/app/gone.log: 1.2 MB, noticed 16:11:50"
+    )
+
+
+def test_times_are_of_the_readers_zone_with_utc_at_hand(show: Show):
+    page = show("paused")
+    assert page.run("document.querySelector('.pause time').title") == "2026-09-21 14:10:00 UTC"
+    assert "Times are in Europe/Berlin" in page.text("#updated")
+
+
+def test_footer_leads_to_what_machines_read(show: Show):
+    page = show("healthy")
+    links = page.run("[...document.querySelectorAll('footer a')].map((one) => one.getAttribute('href'))")
+    assert links == ["metrics", "status", "healthz", "readyz"]
+
+
+# Inputs and dead letters
+
+
+def test_inputs_are_a_table_with_their_progress(show: Show):
+    page = show("behind")
+    assert page.texts("#streams thead th") == ["Path", "Settled", "Size", "Lag", "Delivered up to"]
+    assert page.texts("#streams tbody tr")[0] == "/srv/edge/malta/acquisition/clicks.csv 68 % 310 MB 96.5 MB 16:09:00"
+    assert page.run("document.querySelector('#streams progress').position") == pytest.approx(0.6887, abs=0.001)
+    assert "gzip" in page.texts("#streams tbody tr")[1]
+    assert page.text("#streams .sub") == "3 files, 1 behind by 96.5 MB in all; the one with most lag first."
+
+
+def test_inputs_beyond_those_that_are_sent_are_counted(show: Show):
+    many = [STATE["streams"][0] | {"stream_id": index, "path": f"/logs/{index}"} for index in range(20)]
+    page = show(document(streams=many, stream_count=10_000))
+    assert len(page.texts("#streams tbody tr")) == 20
+    assert page.text("#streams .more") == "\N{HORIZONTAL ELLIPSIS} and 9,980 more"
+
+
+def test_dead_letters_are_told_by_rule_and_by_example(show: Show):
+    page = show("dead-letters")
+    assert page.text("h1") == "Everything that was written is delivered, but for 1,561 dead letters"
+    assert page.texts("#dead-letters .bars li") == ["country 1,204", "btag 310", "timestamp 44", "json 3"]
+    assert page.run("[...document.querySelectorAll('.bars progress')].map((one) => one.value / one.max)")[:2] == [
+        *(1, pytest.approx(310 / 1204))
+    ]
+    invalid, refused, _ = page.texts("#dead-letters tbody tr")
+    assert invalid == (
+        "16:13:20 country invalid /var/log/app/registrations.ndjson:84100000 0d9f4c1e-7d3b-4a52-9a10-5f3c2b7a0000 "
+        "ConsumerCountry must be two letters A-Z shipper dead-letters show 1561"
+    )
+    assert "btag answer 400" in refused
+
+
+def test_rules_beyond_the_most_frequent_are_added_up(show: Show):
+    page = show(document(dead_letters={f"rule_{index}": 100 - index for index in range(15)}))
+    bars = page.texts("#dead-letters .bars li")
+    assert len(bars) == 13
+    assert bars[-1] == "and 3 more rules 261"
+
+
+# Charts
+
+
+def test_charts_have_gaps_pauses_scales_and_names(show: Show):
+    page = show("healthy")
+    assert page.texts(".chart h3") == ["Throughput", "Latency", "Requests in flight", "Lag"]
+    runs = page.run("[...document.querySelectorAll('.line')].map((one) => one.getAttribute('d').split('M').length - 1)")
+    assert runs == [2, 3, 3, 2, 2]  # no samples once; no latency while it paused
+    assert len(page.run("[...document.querySelectorAll('rect.paused')].map(String)")) == 4
+    scale = page.run("[...document.querySelectorAll('.chart')].map((one) => one.querySelectorAll('.left').length)")
+    assert all(3 <= labels <= 5 for labels in scale)
+    names = page.run("[...document.querySelectorAll('.chart svg')].map((one) => one.getAttribute('aria-label'))")
+    assert names[3] == "Lag over the last 30 minutes, at most 30\N{NO-BREAK SPACE}MB"
+    assert page.run("[...document.querySelectorAll('.chart svg')].every((one) => one.getAttribute('role') === 'img')")
+
+
+def test_pointing_at_a_chart_reads_one_moment_in_all(show: Show):
+    page = show("healthy")
+    assert page.texts(".readout")[0].startswith("now ")
+    page.run("scrollTo(0, 600)")
+    box = page.run("CHARTS[1].svg.getBoundingClientRect().toJSON()")
+    seen = history()[450]
+    page.move_mouse(box["left"] + page.run(f"CHARTS[1].x({seen[0]})"), box["top"] + 50)
+    page.until("document.querySelectorAll('.cross circle').length === 5")
+    moment = page.run(f"clock({seen[0]})")
+    assert all(each.startswith(moment) for each in page.texts(".readout"))
+    assert page.texts(".readout b")[0] == page.run(f"CHARTS[0].unit({seen[1]})")
+    page.move_mouse(box["left"] + page.run(f"CHARTS[1].x({NOW - 1345})"), box["top"] + 50)
+    page.until("document.querySelector('.readout').innerText.includes('no sample')")
+    page.move_mouse(2, 2)
+    page.until("document.querySelector('.readout').innerText.startsWith('now')")
+
+
+def test_charts_are_read_with_the_keyboard(show: Show):
+    page = show("healthy")
+    page.run("CHARTS[0].svg.focus()")
+    page.press("Home", "ArrowRight", "ArrowRight", "ArrowLeft")
+    assert page.run("pointedAt") == page.run("moments[1][0]")
+    page.ask_again()
+    assert page.run("document.activeElement === CHARTS[0].svg")
+    assert page.texts(".readout .when") == [page.run("clock(moments[1][0])")] * 4
+    page.press("Escape")
+    assert page.texts(".readout .when") == ["now"] * 4
+
+
+def test_history_is_asked_for_from_the_last_point_on_and_kept_for_half_an_hour(browser: Browser, serve: Any):
+    server = serve(document(), history())
+    page = browser.open(server.url)
+    points = len(history())
+    assert page.run("moments.length") == points
+    server.history = history(32, until=NOW + 120)
+    server.document = document(replace(HEALTHY, at=NOW + 120))
+    page.ask_again()
+    assert [each for each in server.asked if "history" in each][:2] == ["/history?since=0", f"/history?since={NOW:.0f}"]
+    assert page.run("moments.length") < points + 60
+    assert page.run("moments[0][0]") >= NOW + 120 - 1800
+
+
+def test_history_begins_anew_when_the_clock_was_put_back(browser: Browser, serve: Any):
+    server = serve(document(), history())
+    page = browser.open(server.url)
+    server.document, server.history = document(replace(HEALTHY, at=NOW - 86_400)), []
+    page.ask_again()
+    assert page.run("moments.length") == 0
+
+
+# A process that is away
+
+
+def test_silence_is_told_and_ends_by_itself(browser: Browser, serve: Any):
+    server = serve(*SCENES["paused"])
+    page = browser.open(server.url)
+    server.is_away = True
+    page.until("document.documentElement.dataset.state === 'away'")
+    since = page.run("clock(heard.answeredAt)")
+    assert page.text("h1") == f"No answer since {since}"
+    assert page.text("#sub") == "What it said last: Paused: forbidden."
+    assert page.run("document.documentElement.classList.contains('stale')")
+    assert tiles(page)["Pending"] == "8,000 | read, not settled yet"
+    server.document, server.is_away = document(), False
+    page.until("document.documentElement.dataset.state === 'good'")
+    assert not page.run("document.documentElement.classList.contains('stale')")
+
+
+def test_silence_from_the_beginning_is_told(browser: Browser, serve: Any):
+    server = serve(document())
+    server.is_away = True
+    page = browser.open(server.url)
+    assert page.text("h1") == "No answer yet"
+    assert not page.run("document.querySelector('main').offsetHeight")
+    server.is_away = False
+    page.ask_again()
+    assert page.state == "good"
+
+
+def test_silence_after_the_end_is_no_news(browser: Browser, serve: Any):
+    server = serve(*SCENES["stopped"])
+    page = browser.open(server.url)
+    server.is_away = True
+    page.until("document.documentElement.classList.contains('stale')")
+    assert (page.state, page.text("h1")) == ("off", "Stopped: drained")
+    assert page.text("#sub").endswith("The process is gone; these are its last figures.")
+
+
+def test_error_that_is_answered_is_told(browser: Browser, serve: Any):
+    server = serve(*SCENES["healthy"])
+    page = browser.open(server.url)
+    server.refusal = "the state is of a newer version <b>"
+    page.until("document.documentElement.dataset.state === 'warn'")
+    assert page.text("h1") == "It answers, but has no figures"
+    assert page.text("#sub") == f"It says: {server.refusal}"
+    assert page.run("document.documentElement.classList.contains('stale')")
+
+
+def test_figures_that_stand_still_are_no_sign_of_life(browser: Browser, serve: Any):
+    server = serve(document())
+    page = browser.open(server.url)
+    page.run("heard.newsAt -= 60, heard.at = undefined")
+    page.ask_again()
+    assert page.state == "good"
+    server.is_stuck = True
+    page.ask_again()
+    page.run("heard.newsAt -= 60")
+    page.ask_again()
+    assert (page.state, page.text("h1")) == ("warn", f"No sign of life since {page.run('clock(heard.newsAt)')}")
+
+
+def test_nothing_is_asked_for_while_nobody_looks(show: Show):
+    page = show("healthy")
+    page.run("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
+    page.run("poll()")
+    page.run("new Promise((done) => { const look = () => (isAsking ? setTimeout(look, 5) : done()); look() })")
+    page.run("shownBefore = Number(document.documentElement.dataset.shown), set = setTimeout, timers = 0")
+    page.run("setTimeout = (...each) => { timers += each[0] === poll; return set(...each) }")
+    page.run("poll()")
+    page.until("Number(document.documentElement.dataset.shown) > shownBefore && !isAsking")
+    assert page.run("timers") == 0
+    page.run("Object.defineProperty(document, 'hidden', { get: () => false })")
+    page.run("document.dispatchEvent(new Event('visibilitychange'))")
+    page.until("timers === 1")
+
+
+def test_page_works_behind_a_path(browser: Browser, serve: Any):
+    server = serve(document())
+    assert browser.open(f"{server.url}some/proxy/").state == "good"
+    assert "/some/proxy/status" in server.asked
+
+
+def test_what_is_selected_stays_selected(show: Show):
+    page = show("dead-letters")
+    page.run("getSelection().selectAllChildren(document.querySelector('#dead-letters code'))")
+    page.ask_again()
+    assert page.run("String(getSelection())") == "shipper dead-letters show 1561"
+
+
+# Data that is not what it should be
+
+LONG = "/srv/" + "x" * 4080 + "/end.ndjson"
+HOSTILE = (
+    "<script>hacked = 1</script>",
+    "</script><img src=x onerror='hacked = 1'>",
+    "\N{RIGHT-TO-LEFT OVERRIDE}nosjdn.cod",
+    "a\x00b\x1bc\nd\N{LINE SEPARATOR}e\ud800f",
+    LONG,
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=["script", "image", "reversed", "control", "long"])
+def test_text_from_outside_is_text(text: str, show: Show):
+    pause = Pause(text, text, text, NOW, NOW)
+    stream = STATE["streams"][0] | {"path": text, "compression": text}
+    letter = {"id": text, "rule": text, "path": text, "offset": text, "event_id": text, "status": text}
+    page = show(
+        {
+            "live": to_builtins(replace(HEALTHY, version=text, command=text, outcome=text, pauses=[pause])),
+            "state": STATE
+            | {
+                "streams": [stream],
+                "dead_letters": {text: 1},
+                "newest_dead_letters": [letter | {"delivery": text, "message": text, "last_at": NOW}],
+                "unreachable": [{"stream_id": 1, "path": text, "bytes": 1, "noticed_at": NOW}],
+            },
+            "report": {"fetched_at": NOW, "account": text, "start": text, "end": text},
+        },
+        width=360,
+    )
+    assert page.run("[document.scripts.length, document.images.length, typeof hacked]") == [1, 0, "undefined"]
+    assert page.run("document.documentElement.scrollWidth") == 360
+    path = page.run("document.querySelector('#streams th bdi').textContent")
+    title = page.run("document.querySelector('#streams th bdi').title")
+    assert (title or path) == page.run(f"visible({json.dumps(text)})")
+    assert not set(page.run("document.body.textContent")) & set("\N{RIGHT-TO-LEFT OVERRIDE}\x00\x1b\N{LINE SEPARATOR}")
+    assert page.troubles == []
+
+
+def test_what_cannot_be_seen_is_written_as_its_code(show: Show):
+    page = show("healthy")
+    assert page.run("visible('a\\u202eb\\x00c\\u{e0001}d\\ud800e')") == "a\\u202eb\\u0000c\\u{e0001}d\\ud800e"
+    assert page.run("visible('caf\\u00e9 \\u0645\\u06cc\\u200c\\u062e')") == "caf\u00e9 \u0645\u06cc\u200c\u062e"
+
+
+def test_long_path_is_shortened_in_the_middle(show: Show):
+    page = show(document(streams=[STATE["streams"][0] | {"path": LONG}]))
+    text = page.text("#streams tbody th")
+    assert len(text) < 110
+    assert text.startswith("/srv/xxx")
+    assert text.endswith("/end.ndjson")
+    assert page.run("document.querySelector('#streams th bdi').title") == LONG
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"live": None, "state": None, "report": None},
+        {"live": {"pauses": {}, "at": "now", "phase": 7}, "state": {"streams": {}, "dead_letters": []}, "report": 1},
+        {"live": {"pauses": [None]}, "state": {"streams": [None], "newest_dead_letters": [7], "unreachable": [[]]}},
+        {"live": {"at": 1e300, "started_at": -1e300}, "state": {"dead_letters": {"json": None}, "lag_bytes": "1"}},
+    ],
+)
+def test_document_with_gaps_is_shown_as_far_as_it_goes(answer: dict[str, Any], show: Show):
+    page = show(answer, [[], [None], [NOW], [NOW + 1, None, "1", {}, -1, 1e300, 1]], width=360)
+    assert page.state in {"warn", "paused"}
+    assert "NaN" not in page.text()
+    assert "undefined" not in page.text()
+    assert page.troubles == []
+
+
+def test_state_that_is_empty_is_told_in_words(show: Show):
+    page = show("empty")
+    assert page.text("h1") == "Starting"
+    assert page.texts("text.empty") == ["no samples yet"] * 4
+    assert page.text("#streams") == "No file has been read yet."
+    assert page.text("#dead-letters") == "None are kept."
+    assert tiles(page)["Service certificate"] == "no expiry | none, or not known yet"
+    assert page.troubles == []
+
+
+@pytest.mark.parametrize("width", [360, 1000])
+@pytest.mark.parametrize("scene", SCENES)
+def test_page_never_scrolls_sideways(scene: str, width: int, show: Show):
+    page = show(scene, width=width, scheme="dark")
+    assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.troubles == []

@@ -1,0 +1,13 @@
+"""How to make the state of an earlier version out of one of today: SQL."""
+
+from typing import Final
+
+BACK_TO_4: Final = """
+ALTER TABLE streams DROP COLUMN settled_until;
+DROP TRIGGER letter_kept;
+DROP TRIGGER letter_gone;
+DROP TRIGGER letter_refused_anew;
+DROP TABLE letter_counts;
+PRAGMA user_version = 4;
+"""
+BACK_TO_3: Final = f"{BACK_TO_4} DROP TABLE ledger; PRAGMA user_version = 3;"

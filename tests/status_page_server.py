@@ -1,0 +1,258 @@
+"""
+Serves the status page over documents that are made here, for tests and for the eye.
+
+    python -m tests.status_page_server paused
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from shipper.admin.page import render
+from shipper.telemetry.live import Live, Moment, Pause
+from shipper.telemetry.pauses import ADVICE
+
+NOW = 1_790_000_000.0
+HEALTHY = Live(
+    version="0.1.0",
+    process_id=4711,
+    command="run",
+    phase="running",
+    started_at=NOW - 187_000,
+    at=NOW,
+    read=12_345_678,
+    accepted=12_340_000,
+    dead_lettered=0,
+    duplicates=5_678,
+    pending=0,
+    accepted_per_second=1204.4,
+    settled_bytes_per_second=402_000.0,
+    latency_p50_seconds=0.0124,
+    latency_p95_seconds=0.0471,
+    in_flight=3,
+    concurrency_limit=16,
+    last_accepted_at=NOW - 1.2,
+    token_expires_at=NOW + 2520,
+    certificate_expires_at=NOW + 83 * 86400,
+)
+STREAMS = [
+    {"stream_id": 1, "path": "/var/log/app/registrations.ndjson", "size": 84_200_000, "checkpoint": 84_200_000},
+    {"stream_id": 2, "path": "/var/log/app/registrations-2026-09-20.ndjson.gz", "size": 9_100_000},
+    {"stream_id": 3, "path": "/srv/edge/malta/acquisition/clicks.csv", "size": 310_000_000},
+]
+STATE: dict[str, Any] = {
+    "read": 98_765_432,
+    "accepted": 98_700_000,
+    "dead_lettered": 432,
+    "duplicates": 65_000,
+    "streams": [
+        {"compression": "", "lag_bytes": 0, "updated_at": NOW, "delivered_until": NOW - 1, "checkpoint": each["size"]}
+        | each
+        for each in STREAMS
+    ],
+    "stream_count": 3,
+    "streams_behind": 0,
+    "lag_bytes": 0,
+    "spool": {"segments": 0, "bytes": 0, "lag_bytes": 0},
+    "dead_letters": {},
+    "dead_letter_bytes": 0,
+    "newest_dead_letters": [],
+    "unreachable_bytes": 0,
+    "unreachable": [],
+}
+STATE["streams"][1]["compression"] = "gzip"
+REPORT = {"fetched_at": NOW - 3 * 3600, "account": 1001, "start": "2026-09-01", "end": "2026-09-20"}
+
+
+def document(live: Live = HEALTHY, **state: Any) -> dict[str, Any]:
+    """Make an answer of `/status`; what is named of the state differs from the healthy one."""
+    return {"live": msgspec.to_builtins(live), "state": STATE | state, "report": REPORT}
+
+
+def pause(reason: str, message: str) -> Pause:
+    return Pause(reason, message, ADVICE[reason], since=NOW - 200, next_probe_at=NOW + 12)
+
+
+FORBIDDEN = pause("forbidden", "the intake answered 403: the subscription is not allowed to write to this brand")
+FULL = pause(
+    "dead_letters_full", "1,048,600,000 bytes of dead letters are kept, and state.dead_letter_max_bytes is 1 GB"
+)
+BEHIND = replace(
+    HEALTHY,
+    pending=8_000,
+    read=HEALTHY.read + 8_000,
+    lag_bytes=96_500_000,
+    oldest_unsettled_seconds=12.0,
+)
+PAUSED = replace(
+    BEHIND,
+    pauses=[FORBIDDEN],
+    last_accepted_at=NOW - 203,
+    oldest_unsettled_seconds=203.0,
+    accepted_per_second=0.0,
+    settled_bytes_per_second=0.0,
+    in_flight=0,
+)
+LETTERS = {
+    "dead_letters": {"country": 1_204, "btag": 310, "timestamp": 44, "json": 3},
+    "dead_letter_bytes": 612_000,
+    "newest_dead_letters": [
+        {
+            "id": 1561 - index,
+            "rule": rule,
+            "path": "/var/log/app/registrations.ndjson",
+            "offset": 84_100_000 - 700 * index,
+            "event_id": f"0d9f4c1e-7d3b-4a52-9a10-5f3c2b7a{index:04x}",
+            "status": status,
+            "delivery": delivery,
+            "last_at": NOW - 40 * index,
+            "message": message,
+        }
+        for index, (rule, status, delivery, message) in enumerate(
+            [
+                ("country", 0, "invalid", "ConsumerCountry must be two letters A-Z"),
+                ("btag", 400, "rejected", ""),
+                ("timestamp", 0, "invalid", "Timestamp must be a real instant written YYYY-MM-DDThh:mm:ssZ"),
+            ]
+        )
+    ],
+}
+
+
+def behind(**changes: Any) -> dict[str, Any]:
+    """Make the state of a shipper that has not caught up."""
+    streams = [dict(each) for each in STATE["streams"]]
+    streams[2] |= {"checkpoint": 213_500_000, "lag_bytes": 96_500_000, "delivered_until": NOW - 260}
+    return {"streams": streams[::-1], "streams_behind": 1, "lag_bytes": 96_500_000} | changes
+
+
+def history(minutes: float = 30.0, *, until: float = NOW, is_paused: bool = False) -> list[list[Any]]:
+    """Make the points of the charts: a daily life with a gap, a pause, and waves; the same each time."""
+    rng = random.Random(7)
+    points = []
+    for index in range(int(minutes * 30)):
+        at = until - 2 * index
+        wave = 1 + 0.25 * math.sin(at / 140) + rng.uniform(-0.06, 0.06)
+        stops = 500 < until - at < 680 or (is_paused and until - at < 200)
+        rate, slow = (0.0, None) if stops else (1204 * wave, 0.012 * wave)
+        lag = int(96_500_000 * max(0.0, 1 - (until - at) / 200)) if is_paused else 0
+        lag += int(30_000_000 * max(0.0, 1 - abs(until - at - 500) / 180))
+        tail = slow and slow * (3.5 + rng.random())
+        points.append(Moment(at, rate, slow, tail, 0 if stops else round(4 * wave), lag, stops))
+    return [msgspec.to_builtins(each) for each in reversed(points) if not 1290 < until - each.at < 1400]
+
+
+SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
+    "healthy": (document(), history()),
+    "behind": (document(BEHIND, **behind()), history()),
+    "paused": (document(PAUSED, **behind()), history(is_paused=True)),
+    "two-pauses": (document(replace(PAUSED, pauses=[FORBIDDEN, FULL]), **behind(**LETTERS)), history(is_paused=True)),
+    "dead-letters": (
+        document(replace(HEALTHY, dead_lettered=1_561, read=HEALTHY.read + 1_561), **LETTERS),
+        history(),
+    ),
+    "worrying": (
+        document(
+            replace(
+                HEALTHY, token_expires_at=NOW + 100, certificate_expires_at=NOW - 3600, unreachable_bytes=1_200_000
+            ),
+            unreachable_bytes=1_200_000,
+            unreachable=[{"stream_id": 9, "path": "/var/log/app/gone.log", "bytes": 1_200_000, "noticed_at": NOW - 90}],
+        ),
+        history(3),
+    ),
+    "stopped": (document(replace(HEALTHY, phase="stopped", outcome="drained")), history()),
+    "empty": ({"live": {"phase": "starting", "at": NOW, "command": "run"}, "state": {}, "report": None}, []),
+}
+
+
+class StatusServer:
+    """
+    Serves the page at `/`, also behind any path, on the loopback; as a context manager.
+
+    Attributes:
+        document: What `/status` answers; `live.at` goes on a little with each answer, as of a process that lives.
+        is_away: There is no answer to the page's questions; connections are closed.
+        is_stuck: `live.at` does not go on.
+        refusal: The text of an answer 500 to `/status`, if any.
+        asked: The paths that were asked for, in their order.
+    """
+
+    def __init__(self, document: dict[str, Any], history: Sequence[list[Any]] = (), *, port: int = 0) -> None:
+        self.document = document
+        self.history = list(history)
+        self.is_away = False
+        self.is_stuck = False
+        self.refusal = ""
+        self.asked: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def answer(self, path: str) -> tuple[str, bytes]:
+        """Choose content type and body."""
+        self.asked.append(path)
+        name, _, query = path.rpartition("/")[2].partition("?")
+        if name == "status":
+            return "application/json", json.dumps(self._status()).encode()
+        if name == "history":
+            since = float(query.partition("=")[2])
+            return "application/json", json.dumps(
+                [each for each in self.history if not since or each[0] > since]
+            ).encode()
+        return "text/html; charset=utf-8", render()[0]
+
+    def _status(self) -> Any:
+        live = self.document.get("live")
+        if self.is_stuck or not isinstance(live, dict) or not isinstance(live.get("at"), float):
+            return self.document
+        return self.document | {"live": live | {"at": live["at"] + len(self.asked) / 1000}}
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        serving = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                kind, body = serving.answer(self.path)
+                if serving.is_away and kind == "application/json":
+                    return
+                is_refused = serving.refusal and "status" in self.path
+                body = serving.refusal.encode() if is_refused else body
+                self.send_response(500 if is_refused else 200)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Security-Policy", render()[1])
+                self.end_headers()
+                with suppress(ConnectionError):  # the tab was closed meanwhile
+                    self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+if __name__ == "__main__":
+    with StatusServer(*SCENES[sys.argv[1]], port=8000) as server:
+        print(server.url)
+        threading.Event().wait()

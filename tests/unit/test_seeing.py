@@ -1,0 +1,311 @@
+"""What can be seen of a shipper: the board, the log's limits, what systemd is told, and the metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from shipper.admin.metrics import Metrics
+from shipper.errors import StateError
+from shipper.state.live_file import LIVE_FILE, LiveFile, read_live
+from shipper.state.overview import Overview
+from shipper.state.standing import StateNow, in_brief
+from shipper.telemetry.board import Board
+from shipper.telemetry.latency import BUCKETS, Latencies, quantile
+from shipper.telemetry.live import Live, Pause
+from shipper.telemetry.logs import configure_logs, set_level, take_left_out
+from shipper.telemetry.pauses import ADVICE
+from shipper.telemetry.systemd import Notifier
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self, now: float = 100.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def live(**fields: object) -> Live:
+    usual = {"version": "1", "process_id": 7, "command": "run", "phase": "running", "started_at": 1.0, "at": 2.0}
+    return Live(**{**usual, **fields})  # type: ignore[arg-type]
+
+
+# The board --------------------------------------------------------------------------------------------------------
+
+
+def test_the_board_is_alive_while_somebody_publishes():
+    clock = Clock()
+    board = Board(now=clock)
+    assert board.live is None
+    assert board.is_alive, "a start may take a moment"
+    clock.now += 29
+    assert board.is_alive
+    clock.now += 1
+    assert not board.is_alive
+    board.publish(live())
+    assert board.is_alive
+
+
+def test_the_charts_hold_half_an_hour_in_steps_of_two_seconds():
+    board = Board(now=Clock())
+    for second in range(4000):
+        board.publish(live(at=1000.0 + second, requests={"202": 5 if second < 3000 else 6}, latency_p50_seconds=0.25))
+    moments = board.moments(0)
+    assert len(moments) == 900
+    assert [each.at for each in moments][-2:] == [4996.0, 4998.0]
+    assert [each.at for each in board.moments(4994.0)] == [4996.0, 4998.0]
+    answered = [each for each in moments if each.latency_p50_seconds is not None]
+    assert [each.at for each in answered] == [4000.0], "where no answer came there is no latency"
+
+
+def test_a_clock_that_is_set_back_does_not_stop_the_charts():
+    board = Board(now=Clock())
+    for at in (1000.0, 1002.0, 500.0, 502.0):
+        board.publish(live(at=at))
+    assert [each.at for each in board.moments(0)] == [1000.0, 1002.0, 500.0, 502.0]
+
+
+# The log ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(capsys: pytest.CaptureFixture[str]):
+    """Real logs, with a clock set by hand."""
+    before = structlog.get_config()
+    clock = Clock()
+    take_left_out()
+    configure_logs("info", "json", now=clock)
+    yield clock
+    take_left_out()
+    set_level("info")
+    structlog.configure(**before)
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_repeats_are_left_out_and_counted(clock: Clock, capsys: pytest.CaptureFixture[str]):
+    log = structlog.get_logger()
+    for number in range(1000):
+        log.warning("repeated_here", number=number)
+    log.info("said_once")
+    lines = written(capsys)
+    assert [line["number"] for line in lines[:-1]] == list(range(10))
+    assert lines[-1]["event"] == "said_once"
+    clock.now += 30
+    log.warning("repeated_here", number=1000)
+    (line,) = written(capsys)
+    assert (line["number"], line["left_out"]) == (1000, 990)
+    log.warning("repeated_here")
+    assert take_left_out() == {"repeated_here": 1}
+    assert take_left_out() == {}
+    assert written(capsys) == []
+
+
+def test_a_day_of_repeats_is_some_thousand_lines(clock: Clock, capsys: pytest.CaptureFixture[str]):
+    log = structlog.get_logger()
+    for _ in range(86_400):
+        log.error("goes_on_and_on")
+        clock.now += 1
+    assert 2880 <= len(written(capsys)) <= 2891
+
+
+def test_the_level_can_be_changed_while_loggers_are_in_use(clock: Clock, capsys: pytest.CaptureFixture[str]):
+    log = structlog.get_logger()
+    log.debug("hidden")
+    set_level("debug")
+    for _ in range(100):
+        log.debug("shown")
+    set_level("error")
+    log.warning("hidden")
+    log.error("an_error")
+    assert [line["event"] for line in written(capsys)] == [*["shown"] * 100, "an_error"]
+
+
+# systemd ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manager(tmp_path: Path):
+    path = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        listener.setblocking(False)
+        yield path, listener
+
+
+def messages(listener: socket.socket) -> list[list[str]]:
+    received = []
+    while True:
+        try:
+            received.append(listener.recv(4096).decode().splitlines())
+        except BlockingIOError:
+            return received
+
+
+def test_systemd_is_told_of_readiness_life_reload_and_stop(manager: tuple[Path, socket.socket]):
+    path, listener = manager
+    clock = Clock()
+    notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000000"}, now=clock)
+    notifier.note(live(phase="starting"))
+    assert messages(listener) == [["WATCHDOG=1", "STATUS=starting: 0 accepted, 0 refused, 0 bytes behind"]]
+    notifier.note(live(accepted=1234))
+    assert messages(listener) == [
+        ["WATCHDOG=1", "READY=1", "STATUS=running: 1,234 accepted, 0 refused, 0 bytes behind"]
+    ]
+    notifier.note(live())
+    assert messages(listener) == [["WATCHDOG=1"]]
+    notifier.note_reload()
+    assert messages(listener) == [["RELOADING=1", f"MONOTONIC_USEC={int(clock.now * 1e6)}"]]
+    notifier.note(live())
+    assert "READY=1" in messages(listener)[0]
+    clock.now += 10
+    notifier.note(live(pauses=[Pause("forbidden", "no", "ask", 1.0)], lag_bytes=5000))
+    assert messages(listener) == [["WATCHDOG=1", "STATUS=paused: forbidden; 5,000 bytes behind"]]
+    notifier.note(live(phase="draining"))
+    assert "STOPPING=1" in messages(listener)[0]
+    notifier.note(live(phase="stopped"))
+    assert messages(listener) == [["WATCHDOG=1"]], "it is told once"
+
+
+def test_a_socket_that_is_gone_or_was_never_there_harms_nobody(tmp_path: Path):
+    for environ in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone")}, {"NOTIFY_SOCKET": "@gone"}):
+        notifier = Notifier(environ, now=Clock())
+        notifier.note(live())
+        notifier.note_reload()
+
+
+# Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def nothing_known() -> StateNow:
+    return in_brief(Overview(), [])
+
+
+def unreadable() -> StateNow:
+    raise StateError("no")
+
+
+def values(snapshot: Live) -> dict[str, float]:
+    text = Metrics(lambda: snapshot, nothing_known).render().decode()
+    return {
+        sample.name + "".join(f"{{{value}}}" for value in sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_say_what_the_snapshot_says():
+    latencies = Latencies()
+    for seconds in (0.004, 0.005, 0.0051, 70.0):
+        latencies.note(seconds)
+    found = values(
+        live(
+            read=100,
+            accepted=90,
+            dead_lettered=4,
+            duplicates=3,
+            pending=3,
+            dead_letters={"ip": 3, "country": 1},
+            requests={"202": 9, "none": 1},
+            retries={"unavailable": 1},
+            latency_counts=latencies.counts,
+            latency_total_seconds=latencies.total_s,
+            pauses=[Pause("forbidden", "", "", 1.0)],
+            token_expires_at=5000.0,
+        )
+    )
+    assert found["shipper_records_read_total"] == sum(
+        (
+            found["shipper_events_accepted_total"],
+            found["shipper_dead_letters_total{ip}"],
+            found["shipper_dead_letters_total{country}"],
+            found["shipper_duplicates_total"],
+            found["shipper_pending_records"],
+        )
+    )
+    assert found["shipper_requests_total{none}"] == 1
+    assert found["shipper_request_duration_seconds_bucket{0.005}"] == 2
+    assert found["shipper_request_duration_seconds_bucket{0.01}"] == 3
+    assert found["shipper_request_duration_seconds_bucket{60.0}"] == 3
+    assert found["shipper_request_duration_seconds_bucket{+Inf}"] == 4
+    assert found["shipper_request_duration_seconds_count"] == 4
+    assert {name: value for name, value in found.items() if name.startswith("shipper_paused")} == {
+        f"shipper_paused{{{reason}}}": float(reason == "forbidden") for reason in ADVICE
+    }
+    assert found["shipper_dead_letters_total{too_large}"] == 0, "so that the first one is an increase"
+    assert found["shipper_streams"] == 0
+    assert found["shipper_token_expiry_timestamp_seconds"] == 5000
+    assert "shipper_certificate_expiry_timestamp_seconds" not in found, "not known is not 0"
+    assert found["process_resident_memory_bytes"] > 0
+
+
+def test_before_the_first_snapshot_there_are_metrics_of_the_process_alone():
+    text = Metrics(lambda: None, unreadable).render().decode()
+    assert "process_cpu_seconds_total" in text
+    assert "shipper_" not in text
+
+
+def test_a_quantile_of_few_is_one_of_them():
+    assert quantile([], 0.5) is None
+    assert quantile([1.0], 0.95) == 1.0
+    assert quantile([1.0, 2.0, 3.0, 4.0], 0.5) == 3.0
+    assert len(Latencies().counts) == len(BUCKETS) + 1
+
+
+# The snapshot on disk ---------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_read_as_it_was_written_and_only_by_its_owner(tmp_path: Path):
+    assert read_live(tmp_path) is None
+    snapshot = live(pauses=[Pause("tls", "m", "a", 3.0, 4.0)], requests={"202": 1})
+    file = LiveFile(tmp_path)
+    for each in (live(), snapshot):
+        file.note(each)
+        file.write()
+    assert read_live(tmp_path) == snapshot
+    assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == [LIVE_FILE]
+
+
+def test_a_snapshot_that_says_nothing_new_is_written_every_half_minute_only(tmp_path: Path):
+    file = LiveFile(tmp_path)
+    for at in range(100, 200):
+        file.note(live(at=at))
+        file.write()
+        written = read_live(tmp_path)
+        assert written is not None
+        assert written.at == at - (at - 100) % 30
+
+
+def test_a_disk_without_room_for_a_snapshot_harms_nobody(tmp_path: Path):
+    file = LiveFile(tmp_path / "gone")
+    file.note(live())
+    file.write()
+    (tmp_path / "gone").mkdir()
+    file.write()
+    assert read_live(tmp_path / "gone") == live()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"version": 5}', b"\xff", b"[" * 100_000])
+def test_a_snapshot_that_cannot_be_understood_is_none(tmp_path: Path, data: bytes):
+    (tmp_path / LIVE_FILE).write_bytes(data)
+    assert read_live(tmp_path) is None
+
+
+def test_the_readme_tells_what_to_do_about_every_pause():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    section = readme.partition("**Pauses** are logged")[2].partition("\n- **")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("  | `")]
+    assert sorted(reason for row in rows for reason in re.findall(r"`(\w+)`", row)) == sorted(ADVICE)

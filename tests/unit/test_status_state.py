@@ -1,0 +1,263 @@
+"""What a state directory says: up to when each input is settled, and the document that is made of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shipper.records import Checkpoint, Rejection, Stream
+from shipper.state.live_file import LIVE_FILE, read_live
+from shipper.state.overview import Overview, Present, SpoolState, StreamState, look_at
+from shipper.state.standing import standing
+from shipper.state.store import Store
+from shipper.telemetry.live import Live
+
+AT = 1000.0
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "logs" / "a.ndjson"
+    path.parent.mkdir()
+    path.write_bytes(b"x" * 100)
+    return path
+
+
+def known(store: Store, path: Path, settled: int, *, stream_id: int = 1, until: float | None = None, **fields: Any):
+    """Save how far an input is settled, as its source would."""
+    status = path.stat() if path.exists() else None
+    usual = {
+        "kind": "file",
+        "path": str(path),
+        "device": status.st_dev if status else 5,
+        "inode": status.st_ino if status else stream_id,
+        "size": status.st_size if status else 100,
+        "settled_until": until,
+    }
+    rejections = fields.pop("rejections", [])
+    stream = Stream(stream_id=stream_id, mark=(settled, until), **{**usual, **fields})
+    store.save(
+        [
+            Checkpoint(
+                stream=stream, end_offset=settled, rejections=rejections, read=1, accepted=1, duplicates=0, tail=b""
+            )
+        ],
+        now_s=1.0,
+    )
+
+
+def overview(directory: Path, *present: Path) -> Overview:
+    looked = [Present(str(path), path.stat().st_dev, path.stat().st_ino, path.stat().st_size) for path in present]
+    found = look_at(directory, AT, looked)
+    assert found is not None
+    return found
+
+
+def only(directory: Path, *present: Path) -> StreamState:
+    (stream,) = overview(directory, *present).streams
+    return stream
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_settled_to_its_end_is_delivered_until_now(store: Store, file: Path, tmp_path: Path):
+    known(store, file, 100, until=3.0)
+    assert (only(tmp_path).delivered_until, only(tmp_path).lag_bytes) == (AT, 0)
+    assert overview(tmp_path).behind == []
+
+
+@pytest.mark.parametrize("until", [3.0, None])
+def test_a_file_that_is_not_is_delivered_until_what_its_source_noted(
+    store: Store, file: Path, tmp_path: Path, until: float | None
+):
+    known(store, file, 60, until=until)
+    assert (only(tmp_path).delivered_until, only(tmp_path).lag_bytes) == (until, 40)
+    assert overview(tmp_path).delivered_until == until
+    known(store, file, 100, until=5.0)
+    file.write_bytes(b"x" * 101)
+    assert (only(tmp_path).delivered_until, only(tmp_path).lag_bytes) == (5.0, 1)
+
+
+def test_a_file_that_is_gone_is_delivered_if_what_was_seen_of_it_is(store: Store, file: Path, tmp_path: Path):
+    known(store, file, 100)
+    known(store, file.with_name("other"), 60, stream_id=2, until=3.0)
+    file.unlink()
+    by_id = {each.stream_id: each.delivered_until for each in overview(tmp_path).streams}
+    assert by_id == {1: AT, 2: 3.0}
+
+
+def test_a_file_that_was_cut_off_is_not_delivered(store: Store, file: Path, tmp_path: Path):
+    """With nothing in it, nothing of it is missing."""
+    known(store, file, 100, until=3.0)
+    file.write_bytes(b"y" * 30)
+    assert only(tmp_path) == StreamState(1, str(file), 30, 0, 30, "", 1.0, 3.0)
+    file.write_bytes(b"")
+    assert only(tmp_path).delivered_until == AT
+
+
+def test_a_file_that_no_shipper_has_looked_at_yet_is_not_delivered(store: Store, file: Path, tmp_path: Path):
+    known(store, file, 100)
+    new, empty = file.with_name("new"), file.with_name("empty")
+    new.write_bytes(b"new")
+    empty.touch()
+    first, second = overview(tmp_path, file, new, empty).streams
+    assert (first.stream_id, first.path, first.lag_bytes, first.delivered_until) == (0, str(new), 3, None)
+    assert second.delivered_until == AT
+    assert overview(tmp_path, file, new).delivered_until is None
+
+
+def test_a_file_that_was_renamed_while_no_shipper_ran_is_followed(store: Store, file: Path, tmp_path: Path):
+    known(store, file, 100, until=3.0)
+    renamed = file.rename(file.with_name("a.ndjson.1"))
+    renamed.write_bytes(b"x" * 150)
+    assert only(tmp_path).delivered_until == AT, "this is what can be known without the names"
+    assert only(tmp_path, renamed) == StreamState(1, str(renamed), 150, 100, 50, "", 1.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_whole"),
+    [
+        ({"size": 0}, False),  # not at its end: only there it is known how much it holds
+        ({"size": 500}, True),  # it was a plain file before
+        ({"size": 900}, False),
+        ({"size": 500, "ended_size": 100}, True),
+        ({"size": 500, "ended_size": 99}, False),  # it has grown since
+        ({"size": 400}, False),
+    ],
+)
+def test_an_archive_is_delivered_only_if_its_end_was_reached(
+    store: Store, file: Path, tmp_path: Path, fields: dict[str, int], *, is_whole: bool
+):
+    known(store, file, 500, compression="gzip", **fields)
+    assert only(tmp_path).delivered_until == (AT if is_whole else None)
+    assert only(tmp_path, file).delivered_until == (AT if is_whole else None)
+
+
+def test_the_stream_with_most_to_go_comes_first(store: Store, tmp_path: Path):
+    for number, settled in enumerate((100, 20, 70, 100), 1):
+        known(store, tmp_path / str(number), settled, stream_id=number)
+    found = overview(tmp_path)
+    assert [each.lag_bytes for each in found.streams] == [80, 30, 0, 0]
+    assert [each.lag_bytes for each in found.behind] == [80, 30]
+    assert found.lag_bytes == 110
+
+
+# Standard input ---------------------------------------------------------------------------------------------------
+
+
+def spooled(directory: Path, number: int, size: int, written_at: float) -> Path:
+    path = directory / "spool" / f"{number:012d}.ndjson"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"x" * size)
+    os.utime(path, (written_at, written_at))
+    return path
+
+
+def test_a_spool_that_is_settled_is_delivered_until_now(store: Store, tmp_path: Path):
+    assert overview(tmp_path).spool == SpoolState(0, 0, 0, AT)
+    known(store, spooled(tmp_path, 1, 10, 1.0), 10, kind="spool")
+    assert overview(tmp_path).spool == SpoolState(1, 10, 0, AT)
+
+
+def test_what_was_read_before_the_first_segment_that_is_not_settled_is_delivered(store: Store, tmp_path: Path):
+    known(store, spooled(tmp_path, 1, 10, 50.0), 10, kind="spool", until=4.0)
+    spooled(tmp_path, 2, 10, 60.0)
+    spooled(tmp_path, 3, 10, 70.0)
+    assert overview(tmp_path).spool == SpoolState(3, 30, 20, 50.0)
+    known(store, spooled(tmp_path, 2, 10, 60.0), 4, kind="spool", stream_id=2, until=55.0)
+    assert overview(tmp_path).spool == SpoolState(3, 30, 16, 55.0)
+
+
+def test_with_nothing_before_it_nobody_knows(store: Store, tmp_path: Path):
+    spooled(tmp_path, 1, 10, 50.0)
+    assert overview(tmp_path).spool == SpoolState(1, 10, 10, None)
+    assert overview(tmp_path).delivered_until is None
+
+
+# The document -----------------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, tmp_path: Path):
+    rejections = [
+        Rejection(
+            start_offset=n, end_offset=n + 1, rule="ip", message=f"m{n}", raw=b"{}", delivery=delivery, status=code
+        )
+        for n, (delivery, code) in enumerate([("invalid", 0), ("rejected", 422), ("ambiguous", 400)] * 5)
+    ]
+    for number in range(1, 31):
+        known(store, tmp_path / str(number), number, stream_id=number, rejections=rejections if number == 1 else [])
+    document = msgspec.to_builtins(standing(tmp_path, None, AT))
+    assert document["live"] is None
+    state = document["state"]
+    assert [each["lag_bytes"] for each in state["streams"]] == list(range(99, 79, -1))
+    assert (state["stream_count"], state["streams_behind"]) == (30, 30)
+    assert state["dead_letters"] == {"ip": 15}
+    newest = state["newest_dead_letters"]
+    assert [(each["id"], each["delivery"], each["message"]) for each in newest[:3]] == [
+        (15, "ambiguous", ""),
+        (14, "rejected", ""),
+        (13, "invalid", "m12"),
+    ]
+    assert len(newest) == 10
+    assert set(newest[0]) == {
+        *("id", "rule", "path", "offset", "event_id", "status", "delivery", "last_at", "message"),
+    }
+    assert set(state) == {
+        *("read", "accepted", "dead_lettered", "duplicates", "streams", "stream_count", "streams_behind", "lag_bytes"),
+        *("spool", "dead_letters", "dead_letter_bytes", "newest_dead_letters", "unreachable_bytes", "unreachable"),
+    }
+
+
+def test_without_a_state_there_is_an_empty_document(tmp_path: Path):
+    state = standing(tmp_path, None, AT).state
+    assert (state.read, state.streams, state.newest_dead_letters) == (0, [], [])
+    assert list(tmp_path.iterdir()) == []
+
+
+# What a shipper says of itself --------------------------------------------------------------------------------------
+
+LIVE = Live(version="1", process_id=7, command="run", phase="running", started_at=1.0, at=2.0, dead_letters={"ip": 3})
+
+
+def test_what_a_shipper_says_of_itself_is_read_with_fields_of_tomorrow(tmp_path: Path):
+    (tmp_path / LIVE_FILE).write_bytes(msgspec.json.encode({**msgspec.to_builtins(LIVE), "mood": {"of": ["tomorrow"]}}))
+    assert read_live(tmp_path) == LIVE
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        msgspec.json.encode(LIVE)[:50],
+        msgspec.json.encode(LIVE)[:-1],
+        msgspec.json.encode({**msgspec.to_builtins(LIVE), "phase": "dreaming"}),
+        b'{"version":"1"}',
+        b"[1]",
+        b"\xff\xfe",
+        b"\0" * 100,
+        b'{"mood":' + b"[" * 100_000,
+        b" " * (2 << 20) + msgspec.json.encode(LIVE),
+    ],
+)
+def test_what_cannot_be_understood_is_as_good_as_nothing(tmp_path: Path, content: bytes):
+    (tmp_path / LIVE_FILE).write_bytes(content)
+    assert read_live(tmp_path) is None
+
+
+def test_no_file_or_none_that_may_be_read_is_as_good_as_nothing(tmp_path: Path):
+    assert read_live(tmp_path) is None
+    (tmp_path / LIVE_FILE).mkdir()
+    assert read_live(tmp_path) is None
