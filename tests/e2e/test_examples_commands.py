@@ -1,0 +1,283 @@
+"""The command lines of shipper in the examples of config/: each is run as it stands there, with other paths."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Running, Service, Shipper, changed
+from tests.tools import assert_content, run, tool
+
+CONFIG = Path(__file__).parents[2] / "config"
+CRONTAB = CONFIG / "cron/shipper-backfill"
+
+
+class Place:
+    """
+    Where a test has what the examples have below /etc, /var and /run.
+
+    Attributes:
+        folder: The files that are shipped.
+        environment: Goes before the settings of the example: the test's service, its own state, no port.
+    """
+
+    def __init__(self, shipper: Shipper, service: Service) -> None:
+        self.state = shipper.state
+        self.root = shipper.folder
+        self.folder = shipper.folder / "records"
+        self.folder.mkdir()
+        access = service.access()
+        self._secrets = {
+            "intake-key": service.target.subscription_key,
+            "intake-token": service.target.token,
+            "client-secret": access["client_secret"],
+        }
+        self._oauth2 = {
+            "SHIPPER__INTAKE__OAUTH2__TOKEN_URL": access["token_url"],
+            "SHIPPER__INTAKE__OAUTH2__CLIENT_ID": access["client_id"],
+            "SHIPPER__INTAKE__OAUTH2__SCOPE": access["scope"],
+        }
+        self.environment = shipper.environment() | {
+            "PATH": f"{SHIPPER.parent}:{os.environ['PATH']}",
+            "SHIPPER__STATE__DIRECTORY": str(self.state),
+            "SHIPPER__INPUT__INCLUDE": f'["{self.folder}/*.ndjson"]',
+            "SHIPPER__ADMIN__LISTEN": "",
+            "SHIPPER__DELIVERY__DRAIN_IDLE_SECONDS": "0.5",
+        }
+
+    def secrets(self, mode: int) -> Path:
+        folder = self.root / "secrets"
+        folder.mkdir()
+        for name, secret in self._secrets.items():
+            (folder / name).write_text(f"{secret}\n")
+            (folder / name).chmod(mode)
+        return folder
+
+    def credentials(self) -> None:
+        """Bring in what LoadCredential= brings in."""
+        tool("systemd-creds")
+        self.environment |= self._oauth2 | {"CREDENTIALS_DIRECTORY": str(self.secrets(0o400))}
+
+    def settings(self, text: str) -> str:
+        path = self.root / "example.toml"
+        path.write_text(text)
+        return str(path)
+
+    def in_place(self, text: str, settings: str) -> str:
+        """Exchange the paths in a part of a command line."""
+        paths = {
+            "/etc/shipper/shipper.toml": settings,
+            "/etc/shipper/backfill.toml": settings,
+            "/usr/local/bin/shipper": str(SHIPPER),
+            "/var/spool/acquisitions": str(self.folder),
+            "/run/lock/shipper-backfill.lock": str(self.root / "cron.lock"),
+        }
+        for old, new in paths.items():
+            text = text.replace(old, new)
+        return str(self.folder) if text == "/exports" else text
+
+
+class Example(NamedTuple):
+    """A command line that can be run."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def place(shipper: Shipper, service: Service) -> Place:
+    return Place(shipper, service)
+
+
+def unit_line(name: str, directive: str) -> list[str]:
+    lines = re.findall(rf"^{directive}=-?(.*)$", (CONFIG / "systemd" / name).read_text(), re.MULTILINE)
+    return shlex.split(lines[0])
+
+
+def of_systemd(place: Place, name: str, directive: str = "ExecStart") -> Example:
+    place.credentials()
+    for line in re.findall(r"^Environment=(.*)$", (CONFIG / "systemd" / name).read_text(), re.MULTILINE):
+        variable, _, value = line.partition("=")
+        place.environment[variable] = value.replace("%S", str(place.root))
+    settings = place.settings((CONFIG / "systemd/shipper.toml").read_text())
+    words = [place.in_place(word, settings) for word in unit_line(name, directive)]
+    return Example(words, place.environment)
+
+
+def of_kubernetes(place: Place, name: str) -> Example:
+    documents = {
+        document["kind"]: document for document in yaml.safe_load_all((CONFIG / "kubernetes" / name).read_text())
+    }
+    (text,) = documents["ConfigMap"]["data"].values()
+    settings = place.settings(text.replace("/run/secrets/shipper", str(place.secrets(0o440))))
+    if "CronJob" in documents:
+        (container,) = documents["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    else:
+        (container,) = documents["Deployment"]["spec"]["template"]["spec"]["initContainers"]
+    words = [place.in_place(word, settings) for word in container["args"]]
+    return Example([str(SHIPPER), *words], place.environment)
+
+
+def cron_fields() -> tuple[dict[str, str], list[str]]:
+    """The variables of the crontab, and the fields of its line: five of time, user, command."""
+    lines = [line for line in CRONTAB.read_text().splitlines() if line and not line.startswith("#")]
+    variables = dict(line.split("=", 1) for line in lines[:-1])
+    return variables, lines[-1].split(maxsplit=6)
+
+
+def of_cron(place: Place) -> Example:
+    tool("flock")
+    variables, fields = cron_fields()
+    text = (CONFIG / "backfill.toml").read_text().replace("/etc/shipper", str(place.secrets(0o600)))
+    command = place.in_place(fields[6], place.settings(text))
+    return Example([variables["SHELL"], "-c", command.replace(r"\%", "%")], place.environment)
+
+
+BACKFILLS: dict[str, Callable[[Place], Example]] = {
+    "systemd": lambda place: of_systemd(place, "shipper-backfill.service"),
+    "kubernetes": lambda place: of_kubernetes(place, "cronjob.yaml"),
+    "cron": of_cron,
+}
+RUNS: dict[str, Callable[[Place], Example]] = {
+    "systemd": lambda place: of_systemd(place, "shipper.service"),
+    "kubernetes": lambda place: of_kubernetes(place, "sidecar.yaml"),
+}
+
+
+@pytest.mark.parametrize("name", BACKFILLS)
+def test_a_backfill_ships_the_folder_and_sends_nothing_twice(name: str, place: Place, service: Service, sample: Sample):
+    (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:1000]))
+    (place.folder / "b.ndjson").write_bytes(b"".join(sample.lines[1000:1500]))
+    example = BACKFILLS[name](place)
+    for _ in range(2):
+        assert_content(run(*example.command, env=example.environment))
+        service.assert_holds_exactly(sample.ids[:1500])
+        assert service.received == 1500
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_follower_ships_what_is_appended_until_it_is_stopped(
+    name: str, place: Place, service: Service, sample: Sample
+):
+    example = RUNS[name](place)
+    running = Running(list(example.command), place.state, place.root, env=example.environment)
+    try:
+        for start in (0, 100):
+            with (place.folder / "acquisitions.ndjson").open("ab") as out:
+                out.writelines(sample.lines[start : start + 100])
+            running.wait_until(lambda end=start + 100: service.stored == end, f"{start + 100} events")
+        result = running.stop()
+    finally:
+        running.end()
+    assert result.returncode == 0
+    service.assert_holds_exactly(sample.ids[:200])
+
+
+def test_the_sidecar_delivers_what_is_written_after_the_signal(place: Place, service: Service, sample: Sample):
+    place.environment["SHIPPER__DELIVERY__DRAIN_IDLE_SECONDS"] = "3"
+    example = of_kubernetes(place, "sidecar.yaml")
+    file = place.folder / "acquisitions.ndjson"
+    file.write_bytes(b"".join(sample.lines[:100]))
+    running = Running(list(example.command), place.state, place.root, env=example.environment)
+    try:
+        running.wait_until(lambda: service.stored == 100, "100 events")
+        running.process.terminate()
+        running.wait_for("drain_started")
+        with file.open("ab") as out:
+            out.writelines(sample.lines[100:200])
+        result = running.finish()
+    finally:
+        running.end()
+    assert result.returncode == 0
+    service.assert_holds_exactly(sample.ids[:200])
+
+
+# systemd ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_check_before_the_start_finds_the_credentials(place: Place):
+    example = of_systemd(place, "shipper.service", "ExecStartPre")
+    result = run(*example.command, env=example.environment)
+    assert_content(result)
+    for key in ("intake.subscription_key", "intake.oauth2.client_secret"):
+        assert re.search(rf"^ok +{re.escape(key)} ", result.stdout, re.MULTILINE), result.stdout
+
+
+def test_a_reload_is_refused_while_the_settings_are_wrong_though_no_credential_is_there(place: Place):
+    settings = Path(place.settings((CONFIG / "systemd/shipper.toml").read_text()))
+    shell, option, line = unit_line("shipper.service", "ExecReload")
+    line = place.in_place(line, str(settings))
+    environment = {name: value for name, value in place.environment.items() if not name.startswith("SHIPPER__")}
+    assert_content(run(shell, option, line, env=environment))
+    settings.write_text(settings.read_text().replace("[delivery]", "[delivery]\nconcurency = 3"))
+    result = run(shell, option, line, env=environment)
+    assert result.returncode == 2
+    assert "concurency" in result.stdout
+
+
+# cron -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be another process that holds a lock."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_the_crontab_is_one_that_cron_takes(tmp_path: Path):
+    variables, fields = cron_fields()
+    assert set(variables) == {"SHELL", "PATH", "MAILTO"}
+    assert not re.search(r"(?<!\\)%", fields[6]), "cron makes a newline of it"
+    (tmp_path / "crontab").write_text(" ".join([*fields[:5], fields[6]]) + "\n")  # a user's has no field for the user
+    result = run(tool("crontab"), "-n", tmp_path / "crontab")
+    if "usage" in result.stdout:
+        pytest.skip("this crontab cannot check a file without taking it")
+    assert_content(result)
+
+
+def test_cron_has_nothing_to_mail_after_a_good_night(place: Place, sample: Sample):
+    (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    example = of_cron(place)
+    result = run(*example.command, env=example.environment)
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_cron_mails_the_exit_code_and_what_was_said(place: Place, sample: Sample):
+    bad = changed(sample.lines[0], ConsumerCountry="GBR")
+    (place.folder / "a.ndjson").write_bytes(bad + b"".join(sample.lines[1:10]))
+    example = of_cron(place)
+    result = run(*example.command, env=example.environment)
+    assert result.stdout.startswith("exit code 3\n")
+    assert "country 1" in result.stdout
+
+
+def test_of_two_that_cron_starts_the_second_leaves_without_a_word(place: Place, service: Service, sample: Sample):
+    (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    example = of_cron(place)
+    with locked(place.root / "cron.lock"):
+        result = run(*example.command, env=example.environment)
+    assert (result.returncode, result.stdout, service.stored) == (0, "", 0)
+    assert_content(run(*example.command, env=example.environment))
+    assert service.stored == 10
+
+
+def test_one_that_is_run_by_hand_keeps_crons_out_and_cron_mails_that(place: Place, service: Service, sample: Sample):
+    (place.folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    example = of_cron(place)
+    with locked(place.state / "lock"):
+        result = run(*example.command, env=example.environment)
+    assert result.stdout.startswith("exit code 5\n")
+    assert service.stored == 0

@@ -1,0 +1,212 @@
+"""The examples of config/ before the programs that they are for: systemd, logrotate, compose and so on."""
+
+from __future__ import annotations
+
+import getpass
+import grp
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target, wait_until
+from tests.tools import assert_content, run, tool
+
+CONFIG = Path(__file__).parents[2] / "config"
+COMPOSE = CONFIG / "container/compose.yaml"
+UNITS = ["shipper.service", "shipper-backfill.service", "shipper-backfill.timer"]
+
+# systemd ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def units(tmp_path: Path) -> Path:
+    """The units with a program that exists here, as it is looked for."""
+    for name in UNITS:
+        text = (CONFIG / "systemd" / name).read_text()
+        (tmp_path / name).write_text(text.replace("/usr/local/bin/shipper", str(SHIPPER)))
+    return tmp_path
+
+
+def test_systemd_has_nothing_to_say_about_the_units(units: Path):
+    result = run(tool("systemd-analyze"), "verify", "--man=no", *(units / name for name in UNITS))
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_systemd_would_notice_a_directive_that_does_not_exist(units: Path):
+    unit = units / "shipper.service"
+    unit.write_text(unit.read_text().replace("TimeoutStopSec", "TimeoutStopSecs"))
+    assert "TimeoutStopSecs" in run(tool("systemd-analyze"), "verify", "--man=no", unit).stdout
+
+
+@pytest.mark.parametrize("name", UNITS[:2])
+def test_a_unit_is_confined_so_far_that_systemd_calls_it_ok(name: str, units: Path):
+    result = run(tool("systemd-analyze"), "security", "--offline=true", "--threshold=20", "--no-pager", units / name)
+    assert_content(result)
+
+
+# logrotate --------------------------------------------------------------------------------------------------------
+
+
+def rotation(name: str, replacements: Mapping[str, str], folder: Path) -> Path:
+    text = (CONFIG / "logrotate" / name).read_text()
+    for old, new in replacements.items():
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / f"{name}.conf"
+    path.write_text(text)
+    path.chmod(0o644)
+    return path
+
+
+@pytest.mark.parametrize(("name", "owner"), [("acquisitions", "accounts accounts"), ("shipper", "shipper shipper")])
+def test_logrotate_takes_the_rotation(name: str, owner: str, tmp_path: Path):
+    logrotate = tool("logrotate")
+    here = f"{getpass.getuser()} {grp.getgrgid(os.getegid()).gr_name}"
+    path = rotation(name, {owner: here}, tmp_path)
+    result = run(logrotate, "--debug", "--state", tmp_path / "state", path)
+    assert_content(result)
+    assert "error" not in result.stdout
+    assert "rotating pattern: /var/log/" in result.stdout
+
+
+def test_what_logrotate_renames_and_compresses_is_delivered_once(
+    tmp_path: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    logrotate = tool("logrotate")
+    folder = tmp_path / "accounts"
+    folder.mkdir(mode=0o755)
+    file = folder / "acquisitions.ndjson"
+    reopen = "systemctl kill --signal=HUP --kill-whom=main accounts.service"
+    path = rotation(
+        "acquisitions", {"/var/log/accounts": str(folder), "0640 accounts accounts": "0640", reopen: "true"}, tmp_path
+    )
+    settings = {"input.include": f'["{file}*"]', "input.rotate_wait_seconds": 0.5, "admin.listen": ""}
+    running = shipper.start("run", settings=settings)
+    for start in range(0, 400, 100):
+        with file.open("ab") as out:
+            out.writelines(sample.lines[start : start + 50])
+            if start:
+                rotated = run(logrotate, "--force", "--state", tmp_path / "state", path)
+                assert_content(rotated)
+            out.writelines(sample.lines[start + 50 : start + 100])  # into the renamed file
+        running.wait_until(lambda end=start + 100: service.stored == end, f"{start + 100} events")
+    names = sorted(entry.name for entry in folder.iterdir())
+    assert names == [file.name, *(f"{file.name}.{number}" for number in ("1", "2.gz", "3.gz"))]
+    assert running.stop().returncode == 0
+    assert service.received == 400
+
+
+# Kubernetes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "least"), [("sidecar.yaml", "1.29"), ("cronjob.yaml", "1.31")])
+def test_a_manifest_fits_the_schemas_of_the_oldest_kubernetes_that_it_is_for_and_of_the_newest(name: str, least: str):
+    validate = tool("kubernetes-validate")
+    path = CONFIG / "kubernetes" / name
+    assert f"Kubernetes {least} or newer" in path.read_text()
+    assert_content(run(validate, "--strict", "--kubernetes-version", least, path))
+    assert_content(run(validate, "--strict", path))
+
+
+def test_a_field_that_is_misspelt_does_not_fit_the_schemas(tmp_path: Path):
+    validate = tool("kubernetes-validate")
+    text = (CONFIG / "kubernetes/sidecar.yaml").read_text()
+    (tmp_path / "bad.yaml").write_text(text.replace("terminationGracePeriodSeconds", "terminationGraceSeconds"))
+    result = run(validate, "--strict", tmp_path / "bad.yaml")
+    assert result.returncode != 0
+    assert "terminationGraceSeconds" in result.stdout
+
+
+# Containers -------------------------------------------------------------------------------------------------------
+
+
+def test_hadolint_has_nothing_to_say_about_the_containerfile():
+    result = run(tool("hadolint"), CONFIG / "container/Containerfile")
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_hadolint_would_notice_an_image_without_a_version(tmp_path: Path):
+    text = (CONFIG / "container/Containerfile").read_text()
+    (tmp_path / "Containerfile").write_text(text.replace("python:3.13-slim", "python"))
+    assert "DL3006" in run(tool("hadolint"), tmp_path / "Containerfile").stdout
+
+
+def compose_command() -> list[str]:
+    docker = shutil.which("docker")
+    if docker and run(docker, "compose", "version").returncode == 0:
+        return [docker, "compose"]
+    return [tool("docker-compose")]
+
+
+def test_compose_takes_the_rehearsal():
+    result = run(*compose_command(), "--file", COMPOSE, "--profile", "monitoring", "config", "--quiet")
+    assert (result.returncode, result.stdout) == (0, "")
+
+
+def test_the_rehearsal_delivers_what_its_application_writes(tmp_path: Path):
+    """What the containers would run, as processes that share a folder instead of a volume."""
+    services = yaml.safe_load(COMPOSE.read_text())["services"]
+    port = free_port()
+    environment = {
+        name: value.replace("/var/lib/shipper", str(tmp_path)).replace("0.0.0.0:9464", f"127.0.0.1:{port}")
+        for name, value in services["shipper"]["environment"].items()
+    }
+    environment["SHIPPER__DELIVERY__DRAIN_IDLE_SECONDS"] = "1"
+    sandbox_command = ["0" if word == "8080" else word for word in services["sandbox"]["command"]]
+    application_command = [word.replace("$$", "$") for word in services["application"]["command"]]
+    with started([SHIPPER, *sandbox_command], tmp_path):
+        wait_until(lambda: is_healthy(services["sandbox"], tmp_path), "the sandbox is up")
+        intake = tomllib.loads((tmp_path / "shipper.toml").read_text())["intake"]
+        with (
+            Service(Target(intake["base_url"], intake["subscription_key"], intake["token"])) as service,
+            started([SHIPPER, *services["shipper"]["command"]], tmp_path, environment) as shipper,
+        ):
+            with started([*services["application"]["entrypoint"], *application_command], tmp_path):
+                wait_until(lambda: is_healthy(services["shipper"], tmp_path, {":9464": f":{port}"}), "shipper is up")
+                wait_until(lambda: service.stored >= 200, "events arrive")
+            shipper.terminate()
+            assert shipper.wait(30) == 0
+            written = (tmp_path / "records/acquisitions.ndjson").read_bytes()
+            assert service.stored == written.count(b"\n")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def is_healthy(service: Mapping, folder: Path, replacements: Mapping[str, str] = {}) -> bool:
+    kind, program, *arguments = service["healthcheck"]["test"]
+    assert kind == "CMD"
+    for old, new in replacements.items():
+        arguments = [argument.replace(old, new) for argument in arguments]
+    return run(sys.executable if program == "python" else program, *arguments, cwd=folder).returncode == 0
+
+
+@contextmanager
+def started(
+    command: list[str | Path], folder: Path, environment: Mapping[str, str] = {}
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process, and in the end kill it and what it has started."""
+    kept = {"PATH": f"{SHIPPER.parent}:{os.environ['PATH']}", "HOME": str(folder)}
+    with (folder / f"{len(list(folder.glob('*.log')))}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env={**kept, **environment}, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(10)

@@ -1,0 +1,178 @@
+"""The Prometheus rules and the Grafana dashboard of config/: what they ask for exists, promtool understands them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from shipper.admin.metrics import Metrics
+from shipper.state.overview import Overview
+from shipper.state.standing import in_brief
+from shipper.telemetry.live import Live
+from shipper.telemetry.pauses import ADVICE
+from tests.tools import assert_content, run, tool
+
+CONFIG = Path(__file__).parents[2] / "config"
+PROMETHEUS = CONFIG / "prometheus"
+# With everything that is left out while it is not known.
+LIVE = Live(
+    version="0.1.0",
+    process_id=1,
+    command="run",
+    phase="running",
+    started_at=1.0,
+    at=2.0,
+    dead_letters={"country": 1},
+    requests={"202": 1},
+    retries={"timeout": 1},
+    oldest_unsettled_seconds=1.0,
+    last_accepted_at=1.0,
+    token_expires_at=1.0,
+    certificate_expires_at=1.0,
+)
+
+
+def exported() -> dict[str, set[str]]:
+    """The samples that a shipper has, with the names of their labels."""
+    families = text_string_to_metric_families(Metrics(lambda: LIVE, lambda: in_brief(Overview(), [])).render().decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def rules() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return group["rules"]
+
+
+def dashboard() -> dict[str, Any]:
+    return json.loads((CONFIG / "grafana/shipper.json").read_text())
+
+
+def expressions_of_the_dashboard() -> list[str]:
+    document = dashboard()
+    return [
+        *(target["expr"] for panel in document["panels"] for target in panel["targets"]),
+        *(annotation["expr"] for annotation in document["annotations"]["list"]),
+    ]
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(?:shipper|process)_[a-z0-9_]+", expression))
+
+
+@pytest.mark.parametrize(
+    "expressions",
+    [[rule["expr"] for rule in rules()], expressions_of_the_dashboard()],
+    ids=["alerts", "dashboard"],
+)
+def test_every_metric_that_is_asked_for_is_exported(expressions: list[str]):
+    asked = set().union(*map(names_in, expressions))
+    assert len(asked) >= 10
+    assert asked - exported().keys() == set()
+
+
+def test_every_metric_of_shippers_own_is_shown_or_watched():
+    shown = set().union(*map(names_in, [*expressions_of_the_dashboard(), *(rule["expr"] for rule in rules())]))
+    shown |= names_in(str(dashboard()["templating"]))
+    own = {name for name in exported() if name.startswith("shipper_")}
+    # Of no interest to anybody but who looks for something in particular.
+    assert own - shown <= {
+        "shipper_batches_total",
+        "shipper_commits_total",
+        "shipper_streams",
+        "shipper_streams_behind",
+        "shipper_request_duration_seconds_count",
+        "shipper_request_duration_seconds_sum",
+    }
+
+
+def test_every_label_that_is_grouped_by_exists():
+    labels = set().union(*exported().values()) | {"instance", "job"}
+    for expression in [*expressions_of_the_dashboard(), *(rule["expr"] for rule in rules())]:
+        for names in re.findall(r"\b(?:by|without) \((.*?)\)", expression):
+            assert set(names.split(", ")) <= labels, expression
+
+
+def test_the_alert_of_a_pause_has_advice_for_every_reason():
+    (rule,) = [rule for rule in rules() if rule["alert"] == "ShipperPaused"]
+    branches = re.findall(r'eq \$labels\.reason ((?:"\w+" ?)+)', rule["annotations"]["description"])
+    reasons = [reason for branch in branches for reason in re.findall(r"\w+", branch)]
+    assert sorted(reasons) == sorted(ADVICE)
+
+
+def test_every_alert_has_a_test_in_which_it_fires():
+    text = (PROMETHEUS / "alerts_test.yml").read_text()
+    fired = set(re.findall(r'labels: \'\{alertname="(\w+)"', text))
+    assert fired == {rule["alert"] for rule in rules()}
+
+
+def test_every_alert_says_what_happened_and_what_to_do():
+    for rule in rules():
+        assert set(rule["annotations"]) == {"summary", "description"}
+        assert rule["labels"]["severity"] in {"warning", "critical"}
+
+
+def test_promtool_takes_configuration_and_rules():
+    assert_content(run(tool("promtool"), "check", "config", PROMETHEUS / "prometheus.yml"))
+    assert_content(run(tool("promtool"), "check", "rules", "--lint-fatal", PROMETHEUS / "alerts.yml"))
+
+
+def test_each_alert_fires_when_it_should_and_only_then():
+    assert_content(run(tool("promtool"), "test", "rules", PROMETHEUS / "alerts_test.yml"))
+
+
+def test_the_tests_of_the_alerts_notice_every_one_that_never_fires(tmp_path: Path):
+    promtool = tool("promtool")
+    document = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())
+    for rule in document["groups"][0]["rules"]:
+        rule["expr"] = "vector(0) > 1"
+    (tmp_path / "alerts.yml").write_text(yaml.safe_dump(document))
+    shutil.copy(PROMETHEUS / "alerts_test.yml", tmp_path)
+    result = run(promtool, "test", "rules", tmp_path / "alerts_test.yml")
+    assert result.returncode != 0
+    assert set(re.findall(r'exp: .*?alertname="(\w+)"', result.stdout)) == {rule["alert"] for rule in rules()}
+
+
+def test_promtool_parses_every_expression_of_the_dashboard(tmp_path: Path):
+    promtool = tool("promtool")
+    expressions = [
+        expression.replace("$__rate_interval", "5m").replace("$instance", ".*")
+        for expression in expressions_of_the_dashboard()
+    ]
+    assert not [expression for expression in expressions if "$" in expression]
+    records = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(expressions)]
+    (tmp_path / "rules.yml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": records}]}))
+    assert_content(run(promtool, "check", "rules", tmp_path / "rules.yml"))
+
+
+def test_the_panels_have_numbers_of_their_own_and_do_not_overlap():
+    panels = dashboard()["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) >= 12
+    cells = [cell for panel in panels for cell in cells_of(panel["gridPos"])]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def cells_of(place: dict[str, int]) -> Iterator[tuple[int, int]]:
+    return itertools.product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"]))
+
+
+def test_everything_on_the_dashboard_comes_from_the_chosen_data_source():
+    document = dashboard()
+    assert document["templating"]["list"][0]["type"] == "datasource"
+    uids = re.findall(
+        r'"uid": "(.*?)"', json.dumps([document["panels"], document["templating"], document["annotations"]])
+    )
+    assert set(uids) == {"${datasource}"}
+    for panel in document["panels"]:
+        assert panel["title"]
+        assert panel["description"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])

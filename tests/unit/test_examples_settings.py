@@ -1,0 +1,127 @@
+"""The settings among the examples of config/, alone and within Kubernetes manifests: shipper takes them as they are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shipper.config import Settings, literal_secrets, load_settings, require_endpoint
+
+CONFIG = Path(__file__).parents[2] / "config"
+FILES = sorted(CONFIG.rglob("*.toml"))
+MANIFESTS = sorted(CONFIG.glob("kubernetes/*.yaml"))
+
+
+def manifests(path: Path) -> dict[str, dict]:
+    return {document["kind"]: document for document in yaml.safe_load_all(path.read_text())}
+
+
+def settings_of(path: Path, tmp_path: Path) -> Settings:
+    if path.suffix == ".yaml":
+        (text,) = manifests(path)["ConfigMap"]["data"].values()
+        path = tmp_path / "shipper.toml"
+        path.write_text(text)
+    return load_settings(config_path=path, environ={})
+
+
+def pod_of(path: Path) -> dict:
+    documents = manifests(path)
+    if "CronJob" in documents:
+        return documents["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    return documents["Deployment"]["spec"]["template"]["spec"]
+
+
+def shipper_container(path: Path) -> dict:
+    pod = pod_of(path)
+    containers = [*pod.get("initContainers", ()), *pod["containers"]]
+    return next(container for container in containers if container["name"] == "shipper")
+
+
+@pytest.mark.parametrize("path", [*FILES, *MANIFESTS], ids=lambda path: path.relative_to(CONFIG))
+def test_shipper_takes_the_settings_and_no_secret_stands_in_them(path: Path, tmp_path: Path):
+    settings = settings_of(path, tmp_path)
+    require_endpoint(settings, "intake")
+    assert not literal_secrets(settings)
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_pod_is_granted_more_time_to_stop_than_shipper_takes(path: Path, tmp_path: Path):
+    settings = settings_of(path, tmp_path)
+    assert pod_of(path)["terminationGracePeriodSeconds"] > settings.delivery.drain_timeout_seconds
+
+
+def test_the_sidecar_reads_on_until_the_application_has_written_its_last_lines(tmp_path: Path):
+    assert settings_of(CONFIG / "kubernetes/sidecar.yaml", tmp_path).delivery.drain == "until_idle"
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_what_the_settings_of_a_pod_name_is_mounted(path: Path, tmp_path: Path):
+    """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
+    settings = settings_of(path, tmp_path)
+    assert settings.intake
+    secrets = [settings.intake.subscription_key, settings.intake.token]
+    container = shipper_container(path)
+    mounts = {Path(mount["mountPath"]): mount for mount in container["volumeMounts"]}
+    patterns = [Path(pattern) for pattern in settings.input.include]
+    files = [Path(secret.file) for secret in secrets]  # type: ignore[union-attr, arg-type]
+    named = [Path(argument) for argument in container["args"] if argument.startswith("/")]
+    for file in [*patterns, *files, *named]:
+        assert mounts.keys() & {file, *file.parents}, file
+    assert settings.state.directory.parent in mounts, "a mount itself belongs to root, and fsGroup changes its mode"
+    assert "readOnly" not in mounts[settings.state.directory.parent]
+    assert all(secret.allow_group_readable for secret in secrets)  # type: ignore[union-attr]
+    (mode,) = [volume["secret"]["defaultMode"] for volume in pod_of(path)["volumes"] if "secret" in volume]
+    assert mode == 0o440
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_every_container_of_a_pod_is_confined(path: Path):
+    pod = pod_of(path)
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in [*pod.get("initContainers", ()), *pod["containers"]]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("name", ["shipper.service", "shipper-backfill.service"])
+def test_a_unit_is_granted_more_time_to_stop_than_shipper_takes(name: str, tmp_path: Path):
+    settings = settings_of(CONFIG / "systemd/shipper.toml", tmp_path)
+    (seconds,) = re.findall(r"^TimeoutStopSec=(\d+)$", (CONFIG / "systemd" / name).read_text(), re.MULTILINE)
+    assert int(seconds) > settings.delivery.drain_timeout_seconds
+
+
+def test_the_unit_keeps_the_state_where_the_settings_have_it(tmp_path: Path):
+    settings = settings_of(CONFIG / "systemd/shipper.toml", tmp_path)
+    (name,) = re.findall(r"^StateDirectory=(.*)$", (CONFIG / "systemd/shipper.service").read_text(), re.MULTILINE)
+    assert settings.state.directory == Path("/var/lib", name)
+
+
+def test_every_secret_of_the_units_settings_is_loaded_by_the_units():
+    names = set(re.findall(r'"systemd-creds", "cat", "(.*?)"', (CONFIG / "systemd/shipper.toml").read_text()))
+    assert len(names) == 2
+    for path in CONFIG.glob("systemd/*.service"):
+        assert set(re.findall(r"^LoadCredential=(.*)$", path.read_text(), re.MULTILINE)) == names, path
+
+
+def test_an_image_is_built_of_files_that_exist_and_are_sent_to_the_builder():
+    root = CONFIG.parent
+    lines = (CONFIG / "container/Containerfile").read_text().splitlines()
+    sources = [
+        name for line in lines if line.startswith("COPY ") and "--from" not in line for name in line.split()[1:-1]
+    ]
+    assert {"requirements.lock", "pyproject.toml", "shipper"} <= set(sources)
+    assert all((root / name).exists() for name in sources), sources
+    ignored = (CONFIG / "container/Containerfile.dockerignore").read_text().splitlines()
+    assert {f"!{name}" for name in sources} == {line for line in ignored if line.startswith("!")}
+
+
+def test_every_example_says_at_its_head_what_it_is_for():
+    for path in CONFIG.rglob("*"):
+        if path.is_file() and path.suffix != ".json":
+            assert path.read_text().startswith("# "), path

@@ -1,0 +1,49 @@
+"""The README lists every setting as its type has it; `python -m tests.unit.test_readme_settings` writes it anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from shipper.cli.config import toml_value
+from shipper.config import Settings
+from shipper.settings_schema import Leaf, expectation, leaves
+
+README = Path(__file__).parents[2] / "README.md"
+PLACE = re.compile(r"(<!-- settings: [^\n]*-->\n).*(<!-- end of settings -->)", re.DOTALL)
+
+
+def shown_default(leaf: Leaf) -> str:
+    if leaf.key == "state.directory":
+        return "`/var/lib/shipper`, `~/.local/state/shipper`"
+    if leaf.default is msgspec.NODEFAULT:
+        return "needed"
+    return "" if leaf.default is None else f"`{toml_value(leaf.default)}`"
+
+
+def rows() -> Iterator[str]:
+    yield "| Key | Default | Values | |"
+    yield "|---|---|---|---|"
+    for leaf in leaves(Settings):
+        if leaf.key.startswith("report."):
+            continue  # as [intake]
+        bounds = leaf.bounds
+        limits = expectation(leaf) if leaf.choices or (bounds.ge, bounds.gt, bounds.le) != (None, None, None) else ""
+        yield f"| `{leaf.key}` | {shown_default(leaf)} | {limits} | {leaf.meta.description} |"
+
+
+def table() -> str:
+    return "\n" + "\n".join(rows()) + "\n\n`[report]` has the keys of `[intake]`, for the daily report.\n\n"
+
+
+def test_the_readme_lists_every_setting_as_it_is():
+    found = PLACE.search(README.read_text())
+    assert found
+    assert found[0] == f"{found[1]}{table()}{found[2]}", "write it anew: python -m tests.unit.test_readme_settings"
+
+
+if __name__ == "__main__":
+    README.write_text(PLACE.sub(lambda found: f"{found[1]}{table()}{found[2]}", README.read_text()))
