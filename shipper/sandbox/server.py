@@ -188,5 +188,4 @@ def _listen(host: str, port: int) -> socket.socket:
 
 async def _stop_at_signal(server: _Server, signals: AsyncIterator[Signals]) -> None:
     async for _ in signals:
-        server.force_exit = server.should_exit
-        server.should_exit = True
+        server.stop()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import structlog
@@ -16,10 +19,18 @@ from shipper.records import Backlog, Chunk
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 
+if TYPE_CHECKING:
+    from watchfiles._rust_notify import RustNotify
+
 log = structlog.get_logger("sources")
 
 _LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
 _TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
+_DEBOUNCE_MS: Final = 40
+_STEP_MS: Final = 20  # between two looks whether the kernel has said anything; shorter would be sooner, and cost more
+_QUIET_STEP_MS: Final = 100
+_QUIET_AFTER_S: Final = 10.0
+_WATCH_MS: Final = 5000
 
 
 class FilesFollowed:
@@ -41,6 +52,7 @@ class FilesFollowed:
         self._touched: set[str] = set()
         self._wake = anyio.Event()
         self._stop_watching = anyio.Event()
+        self._quiet_at = 0.0
 
     def __repr__(self) -> str:
         return f"<FilesFollowed {self._follower!r}>"
@@ -139,23 +151,33 @@ class FilesFollowed:
 
     async def _watch(self, stop: anyio.Event) -> None:
         """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
-        from watchfiles import awatch
-
         folders = self._patterns.folders()
         if not folders:
             return
-        changes = awatch(
-            *folders,
-            watch_filter=None,
-            stop_event=stop,
-            debounce=40,
-            step=20,  # shorter would be sooner, and cost more at rest
-            recursive=any(folders.values()),
-            ignore_permission_denied=True,
-        )
         try:
-            async for changed in changes:
-                self._touched.update(path for _, path in changed)
-                self._wake.set()
+            with _watcher(folders) as watcher:
+                while not stop.is_set():
+                    is_quiet = anyio.current_time() >= self._quiet_at
+                    step_ms = _QUIET_STEP_MS if is_quiet else _STEP_MS
+                    wait = partial(watcher.watch, _DEBOUNCE_MS, step_ms, _WATCH_MS, stop)
+                    changed = await run_sync(wait)
+                    if isinstance(changed, set):
+                        self._quiet_at = anyio.current_time() + _QUIET_AFTER_S
+                        self._touched.update(path for _, path in changed)
+                        self._wake.set()
         except Exception as error:  # whatever the watcher has to say, the poll goes on
             log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
+
+
+def _watcher(folders: Mapping[Path, bool]) -> RustNotify:
+    """Make what waits for changes in folders, and in those below them if one is to be watched so."""
+    from watchfiles._rust_notify import RustNotify  # its `awatch` looks for changes as often at rest as at work
+
+    return RustNotify(
+        [str(folder) for folder in folders],
+        debug=False,
+        force_polling=False,
+        poll_delay_ms=int(_WATCH_MS),
+        recursive=any(folders.values()),
+        ignore_permission_denied=True,
+    )

@@ -29,12 +29,12 @@ from pathlib import Path
 from statistics import median
 
 from .measure import RowError, clean_environment
-from .rows import SHIPPER, Bench, sample_file, write_config
+from .rows import SHIPPER, sample_file, write_config
 
 LINGER_S = 0.05
 BUSY_EVENTS_PER_SECOND = 20_000
 _STEPS_PER_SECOND = 50  # in which the busy file grows
-_SETTLE_S = 3.0  # from the last arrival to being at rest
+_SETTLE_S = 12.0  # from the last arrival to being at rest, when looks become rarer, too
 _LIMIT_S = 60.0
 _EVENT_ID = re.compile(rb'"EventId":"([^"]+)"')
 
@@ -46,6 +46,8 @@ class Figures:
     p50_ms: float  # from the append to the service, beyond the linger
     p99_ms: float
     worst_ms: float
+    help_ms: float  # `shipper --help`
+    start_ms: float  # from the start of `shipper run` to the first request, beyond the linger
     rest_percent: float | None  # of one core
     rest_mib: int | None
     busy_per_second: float | None  # events of the other file that came, while the appends went on
@@ -105,6 +107,11 @@ class Service:
                 await self._news.wait()
         return self.arrived[event_id]
 
+    async def first(self) -> float:
+        """Wait for the first event; tells when it came."""
+        await self.has(1)
+        return min(self.arrived.values())
+
     async def has(self, events: int) -> None:
         """Wait until so many have come."""
         async with asyncio.timeout(_LIMIT_S):
@@ -151,6 +158,17 @@ class Grower:
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def _help_ms() -> float:
+    """How long `shipper --help` takes, the median of a few."""
+    taken = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        process = await asyncio.create_subprocess_exec(str(SHIPPER), "--help", stdout=asyncio.subprocess.DEVNULL)
+        await process.wait()
+        taken.append((time.perf_counter() - begin) * 1000)
+    return median(taken)
 
 
 def _rss_mib(pid: int) -> int:
@@ -206,11 +224,15 @@ async def measure(sample: Path, files: int, appends: int, rest_s: float, *, is_b
         prepared = _prepare(folder, events, files)
         async with service.running():
             config = write_config(
-                Bench(sample, f"http://127.0.0.1:{service.port}"),
+                f"http://127.0.0.1:{service.port}",
                 directory,
-                f"[batch]\nlinger_seconds = {LINGER_S}\n[input]\ninclude = [{json.dumps(f'{folder}/*.ndjson')}]\n",
+                f"[batch]\nlinger_seconds = {LINGER_S}\n[input]\ninclude = [{json.dumps(f'{folder}/*.ndjson')}]\n"
+                '[admin]\nlisten = "127.0.0.1:0"\n',
             )
+            help_ms = await _help_ms()
+            started_at = time.perf_counter()
             async with running_shipper(config, directory / "errors") as pid:
+                start_ms = (await service.first() - started_at - LINGER_S) * 1000
                 await service.has(len(prepared))
                 await asyncio.sleep(_SETTLE_S)
                 if rest_s:
@@ -241,7 +263,9 @@ async def measure(sample: Path, files: int, appends: int, rest_s: float, *, is_b
         raise RowError(f"wrong count: {len(service.arrived):,} of {sent:,} events came")
     ordered = sorted(late_ms)
     p99 = ordered[ceil(0.99 * appends) - 1]  # one that was seen: of 20 it is the worst
-    figures = Figures(median(ordered), p99, ordered[-1], rest_percent, rest_mib, busy_per_second, behind)
+    figures = Figures(
+        median(ordered), p99, ordered[-1], help_ms, start_ms, rest_percent, rest_mib, busy_per_second, behind
+    )
     return len(prepared) + appends, figures
 
 
