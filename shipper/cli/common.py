@@ -90,14 +90,14 @@ def prepare(
         ConfigError: The first thing that is wrong with a setting.
     """
     settings = settings_reader(config, overrides, log_level, log_format, needs, rate)()
-    set_up_logs(settings)
+    set_up_logs(settings, uses_secrets=needs is not None)
     return settings
 
 
-def set_up_logs(settings: Settings) -> None:
-    """Set up the logs, and warn of secrets in the settings themselves."""
+def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
+    """Set up the logs, and warn of secrets in the settings themselves where they are used."""
     configure_logs(settings.log.level, settings.log.format, now=time.monotonic)
-    if keys := literal_secrets(settings):
+    if uses_secrets and (keys := literal_secrets(settings)):
         structlog.get_logger("config").warning(
             "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
         )

@@ -184,7 +184,9 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
     for path in paths:
         files = {each.path: each for each in Patterns([path], own_directory=settings.state.directory).find()}
         if not files:
-            raise SourceError(f"{path}: no file is there to be read")
+            is_own = Path(path).resolve().is_relative_to(settings.state.directory.resolve()) and Path(path).exists()
+            why = "lies in the state directory, which is never read" if is_own else "no file is there to be read"
+            raise SourceError(f"{path}: {why}")
         found |= files
     for each in found.values():
         if not os.access(each.path, os.R_OK):

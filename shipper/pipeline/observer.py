@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import anyio
@@ -176,6 +176,7 @@ def _pause(reason: str, message: str, since: float, probe_at: float | None) -> P
 
 def _report(live: Live) -> None:
     """Write what a person who reads only the log needs to know."""
+    more = {"paused": ", ".join(pause.reason for pause in live.pauses), "left_out": take_left_out()}
     log.info(
         "self_report",
         read=live.read,
@@ -189,10 +190,5 @@ def _report(live: Live) -> None:
         in_flight=live.in_flight,
         requests=sum(live.requests.values()),
         retries=sum(live.retries.values()),
-        paused=_words(live.pauses),
-        left_out=take_left_out() or None,
+        **{name: value for name, value in more.items() if value},
     )
-
-
-def _words(pauses: Sequence[Pause]) -> str:
-    return ", ".join(pause.reason for pause in pauses)

@@ -570,3 +570,13 @@ def test_run_puts_away_neither_a_hard_link_nor_a_file_of_the_same_name_in_anothe
     tail.stop(30)
     for kept in ("app.ndjson", "linked.ndjson", "deep/app.ndjson"):
         assert (tail.folder / kept).exists(), kept
+
+
+def test_a_file_in_the_state_directory_is_refused_with_the_reason(shipper: Shipper, sample: Sample):
+    shipper.state.mkdir(mode=0o700)
+    (shipper.state / "a.ndjson").write_bytes(sample.lines[0])
+    for name, words in (("a.ndjson", "lies in the state directory"), ("b.ndjson", "no file is there to be read")):
+        result = shipper.backfill(shipper.state / name)
+        assert result.returncode != 0
+        assert words in result.stderr
+        assert str(shipper.state / name) in result.stderr

@@ -405,6 +405,16 @@ def test_charts_have_gaps_pauses_scales_and_names(show: Show):
     assert page.run("[...document.querySelectorAll('.chart svg')].every((one) => one.getAttribute('role') === 'img')")
 
 
+def test_the_axis_grows_with_the_age_of_a_young_shipper(show: Show):
+    points = history()
+    for count, minutes in ((20, 5), (200, 15), (600, 30)):
+        page = show(document(), points[-count:])
+        assert page.texts("#minutes") == [f"The last {minutes} minutes"]
+        (first, *_) = page.run("[...document.querySelectorAll('.line')].map((one) => one.getBBox().x)")
+        assert first > page.run("FRAME.left") - 1
+        assert f"over the last {minutes} minutes" in page.run("CHARTS[0].svg.getAttribute('aria-label')")
+
+
 def test_pointing_at_a_chart_reads_one_moment_in_all(show: Show):
     page = show("healthy")
     assert page.texts(".readout")[0].startswith("now ")

@@ -57,4 +57,4 @@ def test_a_day_of_outage_is_some_thousand_lines_that_say_what_is_wrong(
     assert events["self_report"] == pytest.approx(DAY_S / 30, rel=0.01)
     assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
     assert sum(events.values()) < events["self_report"] + 100, events
-    assert {line["paused"] for line in lines if line["event"] == "self_report"} == {"unavailable"}
+    assert {line.get("paused") for line in lines if line["event"] == "self_report"} == {"unavailable"}

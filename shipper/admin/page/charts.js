@@ -1,6 +1,7 @@
 // Four charts over one axis of time. A moment is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
 
-const SPAN_SECONDS = 1800;
+const SPANS = [[300, 60], [900, 180], [1800, 300]]; // seconds of the axis, and between its marks
+const LONGEST_SECONDS = 1800;
 const GAP_SECONDS = 7;
 const STEP_SECONDS = 2;
 const PUT_BACK_SECONDS = 300;
@@ -14,13 +15,14 @@ const CHARTS = [
 
 let moments = [];
 let pointedAt = null;
+let [span, between] = SPANS[SPANS.length - 1];
 
 /** Take in what was asked for with `since`; if the clock was put back, what was before is void. */
 function remember(more, now) {
   const fresh = list(more).filter((each) => Array.isArray(each) && isMoment(each[0]));
   const latest = isMoment(now) ? now + PUT_BACK_SECONDS : Infinity;
   const known = [...moments, ...fresh].filter((each) => each[0] <= latest);
-  moments = known.filter((each) => each[0] >= endOfAxis(known, now) - SPAN_SECONDS);
+  moments = known.filter((each) => each[0] >= endOfAxis(known, now) - LONGEST_SECONDS);
 }
 
 function endOfAxis(points, now) {
@@ -44,8 +46,8 @@ function makeCharts() {
 function momentUnder(chart, clientX) {
   const box = chart.svg.getBoundingClientRect();
   const share = ((clientX - box.left) / box.width) * chart.width;
-  const at = chart.start + ((share - FRAME.left) / (chart.width - FRAME.left - FRAME.right)) * SPAN_SECONDS;
-  return Math.min(Math.max(at, chart.start), chart.start + SPAN_SECONDS);
+  const at = chart.start + ((share - FRAME.left) / (chart.width - FRAME.left - FRAME.right)) * span;
+  return Math.min(Math.max(at, chart.start), chart.start + span);
 }
 
 /** Move along the moments with the keyboard. */
@@ -64,8 +66,11 @@ function nearest(at) {
 
 function drawCharts(now) {
   const end = endOfAxis(moments, now);
+  const age = moments.length ? end - moments[0][0] : LONGEST_SECONDS;
+  [span, between] = SPANS.find(([seconds]) => seconds >= age) ?? SPANS[SPANS.length - 1];
+  fill("minutes", `The last ${span / 60} minutes`);
   for (const chart of CHARTS) {
-    chart.start = end - SPAN_SECONDS;
+    chart.start = end - span;
     chart.now = end;
     draw(chart);
   }
@@ -79,11 +84,11 @@ function draw(chart) {
   const values = chart.lines.flatMap(([, index]) => moments.map((each) => each[index]));
   const highest = Math.max(0, ...values.filter(isNumber));
   const [interval, ceiling] = scale(Math.max(highest, chart.least));
-  chart.x = (at) => Number((left + ((at - chart.start) / SPAN_SECONDS) * (width - left - right)).toFixed(1));
+  chart.x = (at) => Number((left + ((at - chart.start) / span) * (width - left - right)).toFixed(1));
   chart.y = (value) => Number((base - (value / ceiling) * (base - top)).toFixed(1));
   chart.cross = svg("g", { class: "cross" });
   chart.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-  chart.svg.setAttribute("aria-label", `${chart.title} over the last 30 minutes, at most ${chart.unit(highest)}`);
+  chart.svg.setAttribute("aria-label", `${chart.title} over the last ${span / 60} minutes, at most ${chart.unit(highest)}`);
   chart.svg.replaceChildren(
     ...pausedRuns().map(([from, to]) => {
       const x = Math.max(left, chart.x(from - STEP_SECONDS));
@@ -109,8 +114,8 @@ function ticks(chart, interval, ceiling, width) {
     marks.push(svg("line", { class: value ? "grid" : "zero", x1: FRAME.left, x2: width - FRAME.right, y1: y, y2: y }));
     marks.push(svg("text", { class: "left", x: FRAME.left - 8, y: y + 4 }, value ? chart.unit(value) : "0"));
   }
-  const every = width > 420 ? 300 : 600;
-  for (let at = Math.ceil(chart.start / every) * every; at <= chart.start + SPAN_SECONDS; at += every) {
+  const every = width > 420 ? between : 2 * between;
+  for (let at = Math.ceil(chart.start / every) * every; at <= chart.start + span; at += every) {
     const x = chart.x(at);
     marks.push(svg("line", { class: "zero", x1: x, x2: x, y1: chart.y(0), y2: chart.y(0) + 4 }));
     marks.push(svg("text", { class: "below", x, y: FRAME.height - 4 }, minute(at)));

@@ -100,6 +100,7 @@ def answer_lines(answer: Answer, seen: Look, *, shows_all: bool = False) -> list
     if answer.is_spool_behind and seen.overview:
         lines.append(f"  standard input: {remaining(seen.overview.spool.lag_bytes, seen)}")
     if answer.streams:
-        lines.append(f"  {len(answer.streams):,} inputs stand in the way:")
+        count = len(answer.streams)
+        lines.append(f"  {count:,} inputs stand in the way:" if count > 1 else "  1 input stands in the way:")
         lines += stream_table(answer.streams, seen, limit=None if shows_all else LISTED)
     return [*lines, *headline(seen), *unreachable(seen)]
