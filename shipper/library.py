@@ -218,6 +218,7 @@ class Shipper:
 
                 def note(live: Live) -> None:
                     self._live = live
+                    fed.is_awaited.set()
                     file.note(live)
 
                 self._pipeline = Pipeline(

@@ -87,6 +87,8 @@ class Stream(Struct, eq=False, kw_only=True):
         A mark counts until it is passed, or a busy input would never pass one; but one that turns out to lie in a torn
         line gives way.
         """
+        if self.settled_until is not None and at < self.settled_until:
+            self.settled_until = None  # the clock was put back: that moment is still to come
         if self.checkpoint >= self.mark[0] or end < self.mark[0]:
             self.mark = end, at
 

@@ -28,6 +28,8 @@ HEALTHY = Live(
     version="0.1.0",
     process_id=4711,
     command="run",
+    destination="https://intake.example.com/acquisition",
+    state_directory="/var/lib/shipper/malta",
     phase="running",
     started_at=NOW - 187_000,
     at=NOW,
@@ -84,7 +86,9 @@ def pause(reason: str, message: str) -> Pause:
     return Pause(reason, message, ADVICE[reason], since=NOW - 200, next_probe_at=NOW + 12)
 
 
-FORBIDDEN = pause("forbidden", "the intake answered 403: the subscription is not allowed to write to this brand")
+FORBIDDEN = pause(
+    "forbidden", "the service forbids it; check what the token and the subscription key are allowed to do (HTTP 403)"
+)
 FULL = pause(
     "dead_letters_full", "1,048,600,000 bytes of dead letters are kept, and state.dead_letter_max_bytes is 1 GB"
 )
@@ -104,6 +108,7 @@ PAUSED = replace(
     settled_bytes_per_second=0.0,
     in_flight=0,
 )
+OPEN_LINE = replace(HEALTHY, lag_bytes=10, settled_bytes_per_second=0.0, accepted_per_second=0.0)
 LETTERS = {
     "dead_letters": {"country": 1_204, "btag": 310, "timestamp": 44, "json": 3},
     "dead_letter_bytes": 612_000,
@@ -171,6 +176,18 @@ SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
             unreachable=[{"stream_id": 9, "path": "/var/log/app/gone.log", "bytes": 1_200_000, "noticed_at": NOW - 90}],
         ),
         history(3),
+    ),
+    "open-line": (document(OPEN_LINE), history()),
+    "settings": (
+        document(
+            replace(
+                HEALTHY,
+                destination="http://127.0.0.1:8080",
+                reload_error="/etc/shipper/shipper.toml: log.level: expected debug, info, warning or error",
+                restart_needed=["intake.base_url", "delivery.max_concurrency"],
+            )
+        ),
+        history(1)[:3] + history(1)[10:11] + history(1)[20:],
     ),
     "stopped": (document(replace(HEALTHY, phase="stopped", outcome="drained")), history()),
     "empty": ({"live": {"phase": "starting", "at": NOW, "command": "run"}, "state": {}, "report": None}, []),

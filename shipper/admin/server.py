@@ -16,7 +16,6 @@ from shipper.telemetry.board import Board
 
 log = structlog.get_logger("admin")
 
-_CONNECTIONS = 64
 _GRACE_SECONDS = 1
 
 
@@ -50,7 +49,6 @@ def serving(
             log_level="error",
             access_log=False,
             server_header=False,
-            limit_concurrency=_CONNECTIONS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         with running_in_thread(Server(config), listener, name="admin server"):

@@ -132,7 +132,7 @@ def _settings(
         findings.add("fail", "configuration", str(error))
         return None
     # What is found out is told as items; as logs, it would be told twice.
-    configure_logs(settings.log.level if log_level else "error", settings.log.format)
+    configure_logs(settings.log.level if log_level else "error", settings.log.format, now=time.monotonic)
     secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
     findings.width = max([_WIDTH, *map(len, secrets)])
     findings.add("ok", "configuration", _sources(written))

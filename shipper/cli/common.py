@@ -134,3 +134,8 @@ def plain(text: str) -> str:
         character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+def several(count: int, noun: str, plural: str = "") -> str:
+    """Count things in words: `1 batch`, `2,000 batches`; without a plural of its own, an `s` makes it."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

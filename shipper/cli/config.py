@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from shipper.cli.common import ConfigOption, SetOption
 from shipper.config import Settings, load_written, settings_from
 from shipper.errors import ConfigError
 from shipper.secrets import MASK, LiteralSecret, SecretReference
@@ -54,10 +55,8 @@ def init(
 
 
 def show(
-    config: Annotated[Path | None, typer.Option("--config", metavar="FILE", help="The settings file.")] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, before all others.")
-    ] = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
 ) -> None:
     """
     Print the settings in effect as TOML, with the source of every key that was written somewhere.

@@ -26,6 +26,7 @@ from shipper.cli.common import (
 )
 from shipper.cli.ship import SummaryOption, checked_form, ship
 from shipper.config import Settings
+from shipper.errors import StateInUseError
 from shipper.records import DeliveryClass
 
 if TYPE_CHECKING:
@@ -175,7 +176,15 @@ def replay(
     settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
-    code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
+    from shipper.state.directory import holder_of
+
+    try:
+        code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
+    except StateInUseError as error:
+        raise StateInUseError(
+            f"{settings.state.directory} is in use by the shipper whose dead letters they are (process "
+            f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
+        ) from error
     with _opened(settings) as letters:
         has_position_only = letters is not None and _tell_position_only(letters, selection)
     raise typer.Exit(code or (3 if has_position_only else 0))

@@ -36,16 +36,19 @@ def demo(
 
     from shipper.cli.report import fetch_report
     from shipper.report.table import render_table
-    from shipper.sandbox.options import SandboxOptions
+    from shipper.sandbox.options import Figures, SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import SandboxThread
     from shipper.telemetry.logs import configure_logs
 
     console = Console()
-    configure_logs("warning", "auto")
+    configure_logs("warning", "auto", now=time.monotonic)
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    options = SandboxOptions(port=0)
-    with tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder, SandboxThread(clock=time.time) as sandbox:
+    options = SandboxOptions(port=0, figures=Figures.SEEDED)
+    with (
+        tempfile.TemporaryDirectory(prefix="shipper-demo-") as folder,
+        SandboxThread(options, clock=time.time) as sandbox,
+    ):
         file = Path(folder, "acquisitions.ndjson")
         with file.open("wb") as out:
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
@@ -81,7 +84,9 @@ def demo(
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
         fetched = run_async(lambda: fetch_report(settings, options.account_id, start, end))
-        console.print("[bold]4.[/] the affiliate daily report that the sandbox makes of them:\n")
+        console.print(
+            "[bold]4.[/] the affiliate daily report that the sandbox makes of them, with invented figures beside:\n"
+        )
         render_table(fetched.report, console)
     is_whole = first.accepted == stored == events and second.read == 0
     console.print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import tempfile
@@ -246,7 +247,9 @@ def _write_configuration(path: Path, access: Access) -> None:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
-            file.write(f"{_FIRST_LINE}\n{configuration_snippet(access)}")
+            # Not where the state of a shipper in earnest may be.
+            state = str(path.with_name("shipper-state").absolute())
+            file.write(f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {json.dumps(state)}\n")
         os.replace(file.name, path)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", key="--write-config", source=str(path)) from error

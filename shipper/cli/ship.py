@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import msgspec
+import structlog
 import typer
 
 from shipper.addresses import listen_address
@@ -28,10 +30,11 @@ from shipper.cli.common import (
     say,
     set_up_logs,
     settings_reader,
+    several,
 )
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
-from shipper.telemetry.logs import set_level
+from shipper.telemetry.logs import is_json, set_level
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
     from shipper.sources.spool import Spool
+
+log = structlog.get_logger("cli")
 
 SummaryOption = Annotated[
     str, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
@@ -284,11 +289,8 @@ def ship(
             source = Joined([_spool(settings, state, None), source])
 
         async def run_pipeline(shown: Showing) -> tuple[Summary, dict[str, int]]:
-            def read_again() -> Settings:
-                assert reload is not None
-                shown.notifier.note_reload()
-                return reload[0]()
-
+            notifier = shown.notifier
+            reloading = Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None
             pipeline = Pipeline(
                 settings,
                 source,
@@ -298,7 +300,7 @@ def ship(
                 rng=Random(),
                 command=command,
                 publish=shown.publish,
-                reloading=Reloading(read_again, reload[1]) if reload else None,
+                reloading=reloading,
             )
             numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:
@@ -311,12 +313,15 @@ def ship(
 
         with showing(listen, state.directory) as shown:
             summary, reasons = run_async(partial(run_pipeline, shown))
-    _print_summary(summary, reasons, settings.state.directory, form)
+    if command == "run" and is_json(settings.log.format):
+        log.info("ended", **msgspec.structs.asdict(summary))  # nothing but JSON stands in such a log
+    else:
+        _print_summary(summary, reasons, settings.state.directory, form)
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
 async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
-    """Keep a progress bar on stderr: bytes read of all, events accepted, rate, time left."""
+    """Keep a progress bar on stderr: bytes settled of all, events accepted, rate, time left."""
     import anyio
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -331,15 +336,16 @@ async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
         task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0)
         while True:
-            accepted = pipeline.totals.accepted
-            rate = accepted / max(anyio.current_time() - started_at, 1e-9)
-            progress.update(task, completed=source.done_bytes, accepted=accepted, rate=rate, refresh=True)
-            await anyio.sleep(_REDRAW_S)
+            try:
+                await anyio.sleep(_REDRAW_S)
+            finally:  # once more at the end
+                accepted = pipeline.totals.accepted
+                rate = accepted / max(anyio.current_time() - started_at, 1e-9)
+                settled = source.total_bytes - source.backlog().lag_bytes
+                progress.update(task, completed=settled, accepted=accepted, rate=rate, refresh=True)
 
 
 def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form: Literal["text", "json"]) -> None:
-    import msgspec
-
     if form == "json":
         with reader_may_leave():
             print(msgspec.json.encode(summary).decode(), flush=True)
@@ -352,9 +358,10 @@ def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form:
 def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
     """Write a summary for a person."""
     rate = summary.accepted / summary.seconds if summary.seconds else 0.0
+    read = several(summary.read, "record")
     parts = [
-        f"{summary.outcome}: {summary.read:,} records read, {summary.accepted:,} accepted "
-        f"in {summary.batches:,} batches, {summary.seconds:.1f} s, {rate:,.0f} events/s"
+        f"{summary.outcome}: {read} read, {summary.accepted:,} accepted "
+        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s, {rate:,.0f} events/s"
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))

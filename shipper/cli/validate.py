@@ -83,7 +83,13 @@ class BrokenRule(msgspec.Struct):
 
 
 class Findings(msgspec.Struct):
-    """What was found in all inputs; `records == good + duplicates + failed`."""
+    """
+    What was found in all inputs; `records == good + duplicates + failed`.
+
+    Attributes:
+        without_header: Inputs of CSV of which no column has a name that is known; their names are not among the unknown
+            fields, as they may be a record's values.
+    """
 
     records: int = 0
     good: int = 0
@@ -92,6 +98,7 @@ class Findings(msgspec.Struct):
     rules: dict[str, BrokenRule] = {}
     normalized: dict[str, int] = {}
     unknown_fields: dict[str, int] = {}
+    without_header: list[str] = []
 
 
 class _Check:
@@ -99,7 +106,10 @@ class _Check:
 
     def __init__(self, settings: Settings) -> None:
         from shipper.codec import Codec, latest_timestamp
+        from shipper.codec.mapping import SourceMapping
 
+        self._known_names = SourceMapping(settings.records.field_sources).names
+        self._hidden_names: set[str] = set()
         self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
@@ -111,6 +121,7 @@ class _Check:
         found = self.findings
         lines_before = 0
         for chunk in chunks:
+            self._look_at_header(name, chunk)
             offset = chunk.start_offset
             while offset < chunk.end_offset:
                 encoded = self._codec.encode(
@@ -132,7 +143,18 @@ class _Check:
             lines_before += chunk.data.count(b"\n") or 1
         found.good = found.records - found.failed - found.duplicates
         found.normalized = _counted(self._codec.changes.normalized)
-        found.unknown_fields = _counted(self._codec.changes.unknown)
+        unknown = {name: count for name, count in self._codec.changes.unknown.items() if name not in self._hidden_names}
+        found.unknown_fields = _counted(unknown)
+
+    def _look_at_header(self, name: str, chunk: Chunk) -> None:
+        """Where no column has a name that is known, the first row may be a record: its values are not shown."""
+        from shipper.framing import CsvRows
+
+        framing = chunk.stream.framing
+        if isinstance(framing, CsvRows) and not self._known_names.intersection(framing.names):
+            self._hidden_names.update(framing.names)
+            if name not in self.findings.without_header:
+                self.findings.without_header.append(name)
 
     def _example(self, name: str, line: int, rejection: Rejection, chunk: Chunk) -> Example:
         from shipper.codec import FIELD_RULES
@@ -160,6 +182,8 @@ class _Check:
             parts.append(f"normalized: {_listed(found.normalized)}")
         if found.unknown_fields:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
+        question = "no column has a name that is known here; is its first row a header?"
+        parts += [f"{name}: {question}" for name in found.without_header]
         for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
             parts.append(f"\n{rule}: {broken.count:,}")
             parts += [_in_words(example) for example in broken.examples]
@@ -182,7 +206,7 @@ def shape_of(value: object) -> str:
 
 
 def _in_words(example: Example) -> str:
-    shape = f"; it is {example.shape}" if example.shape else ""
+    shape = f"; its form is {example.shape}" if example.shape not in {"", "absent"} else ""
     return f"  {example.file}:{example.line}: {example.message}{shape} (byte {example.offset})"
 
 

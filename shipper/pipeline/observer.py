@@ -40,7 +40,7 @@ class Observer:
     Looks at the parts of a pipeline; nothing that it does changes them.
 
     Args:
-        phase: Tells what the pipeline does.
+        phase, reload_error, restart_needed: Tell what the pipeline has to say of itself.
         identity: A snapshot of which only version, process, command and start are taken.
         certificate_expires_at: Tells when the service's certificate expires, as far as a sender has seen it.
         publish: Called with every snapshot, in the event loop.
@@ -53,6 +53,8 @@ class Observer:
         identity: Live,
         *,
         phase: Callable[[], Phase],
+        reload_error: Callable[[], str],
+        restart_needed: Callable[[], list[str]],
         acks: Acks,
         gate: Gate,
         saver: Saver,
@@ -65,6 +67,8 @@ class Observer:
     ) -> None:
         self._identity = identity
         self._phase = phase
+        self._reload_error = reload_error
+        self._restart_needed = restart_needed
         self._acks = acks
         self._gate = gate
         self._saver = saver
@@ -144,6 +148,8 @@ class Observer:
             certificate_expires_at=self._certificate_expires_at(),
             pauses=self._pauses(now, wall_now),
             commits=self._saver.commits,
+            reload_error=self._reload_error(),
+            restart_needed=self._restart_needed(),
         )
 
     def _note_counts(self, count: _Count, wall_now: float) -> _Count:

@@ -53,7 +53,6 @@ Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 _CHUNK_BUFFER: Final = 2
 _BATCH_BUFFER: Final = 8
 _MAX_OPEN_SPANS: Final = 4096
-_SAVE_LIMIT_S: Final = 10.0
 _READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 _DUPLICATES_TOLD: Final = 5
 
@@ -132,6 +131,8 @@ class Pipeline:
         )
         self._waits_for_input_since: float | None = None
         self._reload_turn = anyio.Lock()
+        self._reload_error = ""
+        self._restart_needed: list[str] = []
         self._has_left_chunks = False
         self._duplicates_seen = 0
         self._codec = Codec(
@@ -193,10 +194,11 @@ class Pipeline:
                 "wait longer (delivery.give_up_after_seconds)"
             )
         finally:
-            with anyio.move_on_after(_SAVE_LIMIT_S, shield=True):
-                await self._saver.save()
             self._phase = "stopped"
-            observer.end("failed" if sys.exception() else self._outcome(gave_up))
+            try:
+                await self._saver.save()  # shields itself
+            finally:
+                observer.end("failed" if sys.exception() else self._outcome(gave_up))
         counts = shared.counts
         return Summary(
             **msgspec.structs.asdict(self._saver.saved(self._acks.totals)),
@@ -258,11 +260,15 @@ class Pipeline:
                 version=__version__,
                 process_id=os.getpid(),
                 command=self._command,
+                destination=require_endpoint(self._settings, "intake").base_url,
+                state_directory=str(self._settings.state.directory),
                 phase=self._phase,
                 started_at=now,
                 at=now,
             ),
             phase=lambda: self._phase,
+            reload_error=lambda: self._reload_error,
+            restart_needed=lambda: self._restart_needed,
             acks=self._acks,
             gate=self._gate,
             saver=self._saver,
@@ -486,24 +492,33 @@ class Pipeline:
         if self._reloading is None:
             return
         async with self._reload_turn:
+            self._reloading.begin()
             try:
-                new = await run_sync(self._reloading.read)
-                reload = reloaded(self._settings, new)
-                endpoint = require_endpoint(reload.settings, "intake")
-                credentials = self._credentials(reload.settings, make_ssl_context(endpoint, "intake"))
-                await credentials.authorize()
+                await self._take_over(shared, self._reloading)
+                self._reload_error = ""
             except (ConfigError, NoTokenError) as error:
                 log.error("reload_refused", error=str(error), message="the settings are what they were")
-                return
-            self._settings = reload.settings
-            shared.credentials = credentials
-            self._renewing.cancel()
-            self._gate.reconfigure(reload.settings.delivery)
-            self._batcher.max_events = _events_per_batch(reload.settings)
-            self._reloading.apply(reload.settings)
-            log.info("settings_reloaded", changed=reload.changed)
-            if reload.waiting:
-                log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
+                self._reload_error = str(error)
+            finally:
+                self._reloading.end()
+
+    async def _take_over(self, shared: Shared, reloading: Reloading) -> None:
+        # What reads may hang, as on a file system that is away; a stop need not wait for it.
+        new = await run_sync(reloading.read, abandon_on_cancel=True)
+        reload = reloaded(self._settings, new)
+        endpoint = require_endpoint(reload.settings, "intake")
+        credentials = self._credentials(reload.settings, make_ssl_context(endpoint, "intake"))
+        await credentials.authorize()
+        self._settings = reload.settings
+        self._restart_needed = reload.waiting
+        shared.credentials = credentials
+        self._renewing.cancel()
+        self._gate.reconfigure(reload.settings.delivery)
+        self._batcher.max_events = _events_per_batch(reload.settings)
+        reloading.apply(reload.settings)
+        log.info("settings_reloaded", changed=reload.changed)
+        if reload.waiting:
+            log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
 
 
 def _events_per_batch(settings: Settings) -> int:

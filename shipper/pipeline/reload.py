@@ -31,10 +31,13 @@ class Reloading(NamedTuple):
     How settings are read again.
 
     Attributes:
+        begin, end: Called before and after, whatever came of it.
         read: Called in a worker thread; a `ConfigError` leaves all as it was.
         apply: Called with those that are in effect from now on, for what is no business of the pipeline.
     """
 
+    begin: Callable[[], None]
+    end: Callable[[], None]
     read: Callable[[], Settings]
     apply: Callable[[Settings], None]
 

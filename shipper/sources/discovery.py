@@ -60,7 +60,7 @@ class Patterns:
                 seen.add(path)
                 try:
                     status = os.stat(path)
-                except OSError:  # it has just gone, or is a link to nowhere
+                except (OSError, ValueError):  # it has just gone, is a link to nowhere, or no name at all
                     continue
                 found = Found(path, (status.st_dev, status.st_ino), status, pattern)
                 if not stat.S_ISDIR(status.st_mode) and not own.has(found):

@@ -115,7 +115,7 @@ class Fed:
             self.move(segments, is_disk_full=True)
         if segments.unwritten:
             segments.drop_torn_line()
-        else:
+        elif not segments.is_doubtful:
             segments.close()
             self.note_kept()
         self.is_left.set()

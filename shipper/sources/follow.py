@@ -41,6 +41,8 @@ class _Followed:
         is_final: Whether it is an archive that was read as one that does not grow any more.
         new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
         noted_size: What was remembered of its size.
+        unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
+        is_to_note: Whether up to when it is settled has to be remembered, too.
     """
 
     reader: StreamReader
@@ -52,6 +54,15 @@ class _Followed:
     is_final: bool = False
     new_since: float | None = None
     noted_size: int = 0
+    unchanged_at: float | None = None
+    is_to_note: bool = False
+
+    def note_unchanged(self) -> None:
+        """If all of it is settled, it was so at the last look, too, as nothing had come by then."""
+        stream = self.reader.stream
+        if self.unchanged_at is not None and stream.is_settled:
+            stream.settled_until = self.unchanged_at
+            self.is_to_note = True
 
     def has_changed(self, status: os.stat_result) -> bool:
         before = self.status
@@ -110,8 +121,11 @@ class Follower:
         self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
         self._others: dict[Place, tuple[int, int]] = {}  # size and time of files that are none of those
         self._refused: dict[Path, str] = {}
+        self._dropped: set[int] = set()  # streams that no pattern names any more, since the settings were read again
         self._quiet: list[_Followed] | None = None  # which may be closed for others at this look, the quietest last
         self._is_first_look = True
+        self._looked_at: float | None = None  # at all names, seconds since the epoch; before that, the look before
+        self._finding_at = 0.0
         self._has_new_patterns = True
         self.is_crowded = False
         self.lag_bytes = 0
@@ -141,6 +155,7 @@ class Follower:
 
     def find(self) -> list[Found]:
         """Look at all names."""
+        self._finding_at = self._wall_time()
         return list(self._patterns.find())
 
     def look(self, found: Sequence[Found], now: float) -> None:
@@ -163,18 +178,24 @@ class Follower:
             self._leave(file, now, is_present=is_present)
         self.note()
         self.lag_bytes = self._lag_bytes(found, present)
+        self._looked_at = self._finding_at
         self._is_first_look = self._has_new_patterns = False
 
     def _close_unnamed(self, present: set[Place]) -> None:
         """Close the files that are where they were, but which no pattern names any more."""
         for file in list(self._files.values()):
-            if file.place not in present and not file.reader.stream.is_rotated and _is_at(file.reader.path, file.place):
-                log.info("source_dropped", path=shown(file.reader.path), offset=file.reader.offset)
-                self._close(file)
+            if file.place in present or file.reader.stream.is_rotated or not _is_at(file.reader.path, file.place):
+                continue
+            log.info("source_dropped", path=shown(file.reader.path), offset=file.reader.offset)
+            if file.new_since is not None:
+                self._book.drop(file.reader.stream)  # nothing was read of it, and it may be a copy
+            else:
+                self._dropped.add(file.reader.stream.stream_id)
+            self._close(file)
 
     def _lag_bytes(self, found: Sequence[Found], present: set[Place]) -> int:
         lag = 0
-        for each in found:
+        for each in {each.place: each for each in found}.values():
             stream = self._book.at(each.place)
             if stream is None:
                 lag += each.status.st_size
@@ -183,14 +204,21 @@ class Follower:
         gone = (file.reader.stream for file in self._files.values() if file.place not in present)
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in gone)
 
-    def note(self) -> None:
-        """Have remembered what the checkpoints do not say: other places, and what is there and not settled yet."""
+    def note(self, *, is_last: bool = False) -> None:
+        """
+        Have remembered what the checkpoints do not say: other places, and what is there and not settled yet.
+
+        Args:
+            is_last: Also up to when those are settled that have not changed since.
+        """
         streams = {stream.stream_id: stream for stream in self._book.take_moved()}
         for file in self._files.values():
             stream = file.reader.stream
-            if stream.size != file.noted_size and not stream.is_settled:
+            if is_last and not file.is_ready:
+                file.note_unchanged()
+            if file.is_to_note or (stream.size != file.noted_size and not stream.is_settled):
                 streams[stream.stream_id] = stream
-            file.noted_size = stream.size
+            file.noted_size, file.is_to_note = stream.size, False
         if streams:
             self._register.note(streams.values(), self._wall_time())
 
@@ -198,6 +226,8 @@ class Follower:
         """Find out which files are new, and which are streams that were known under other names or in other places."""
         absent = self._book.lose(present, [file.reader.stream for file in self._files.values()])
         for stream in absent.renamed:
+            if stream.stream_id in self._dropped:
+                continue
             if not self._open_stray(Path(stream.path), now):
                 self._complete(stream)
         if self._is_first_look:
@@ -221,6 +251,8 @@ class Follower:
             self._note_name(file, found)
             if file.new_since is None and file.has_changed(found.status):
                 self._wake(file)
+            elif file.new_since is None and not file.is_ready:
+                file.unchanged_at = self._finding_at
             return True
         stream = self._book.at(found.place)
         if stream is None:
@@ -231,7 +263,10 @@ class Follower:
         if self._asleep.get(found.place) == seen:
             self._complete(stream)
         else:
+            was_asleep = found.place in self._asleep
             self._try(found, now, self._open_in_place)
+            if was_asleep and (opened := self._files.get(found.place)) is not None:
+                opened.unchanged_at = self._looked_at
         return self._book.at(found.place) is not None
 
     def _is_old_news(self, stream: Stream, found: Found) -> bool:
@@ -266,6 +301,7 @@ class Follower:
         if self._has_room(found):
             reader = self._book.open_in_place(found.path)
             if reader is not None:
+                self._dropped.discard(reader.stream.stream_id)
                 self._follow(reader, now)
 
     def _open_new(self, found: Found, now: float) -> None:
@@ -377,7 +413,7 @@ class Follower:
         new_patterns = [pattern for pattern in self._patterns.include if pattern not in started]
         begun = []
         if self._start == "end" and new_patterns:
-            known_names = {name for pattern in self._patterns.include if pattern in started for name in names(pattern)}
+            known_names = {name for pattern in started for name in names(pattern)}
             for found in unknown:
                 if found.pattern in new_patterns and str(found.path) not in known_names:
                     begun += self._begun_at_end(found)
@@ -501,6 +537,8 @@ class Follower:
                     path, offset = shown(file.reader.path), file.reader.offset
                     log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
                     file.reader = self._book.begin_again(file.reader)
+                else:
+                    file.note_unchanged()
                 file.status, file.grew_at = status, now
             file.is_final = self._is_final(file, now)
             reader = file.reader

@@ -68,7 +68,7 @@ class FilesFollowed:
                     self._stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
         finally:
             with suppress(StateError):  # then it is as old as the last look
-                self._follower.note()
+                self._follower.note(is_last=True)
             self._follower.close()
 
     async def after_save(self) -> None:
@@ -130,7 +130,7 @@ class FilesFollowed:
             with suppress(StateUnwritableError):  # the next save tells, and the next look comes
                 await run_sync(follower.look, found, now)
             pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
-            self._look_at = now + pause_s
+            self._look_at = now if self._next_patterns is not None else now + pause_s
             self._check_at = now + self._poll_interval_s
         elif now >= self._check_at:
             await run_sync(follower.check, now)

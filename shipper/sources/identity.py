@@ -188,12 +188,16 @@ class StreamBook:
         return moved
 
     def forget(self, streams: Iterable[Stream]) -> None:
-        """Drop streams that will not come back."""
+        """Drop lost streams that will not come back."""
         for stream in streams:
             self._unlose(stream)
-            del self._streams[stream.stream_id]
-            if self._by_place.get(stream.place) is stream:
-                del self._by_place[stream.place]
+            self.drop(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """Drop a stream of which nothing was read."""
+        del self._streams[stream.stream_id]
+        if self._by_place.get(stream.place) is stream:
+            del self._by_place[stream.place]
 
     def open(self, path: Path) -> StreamReader:
         """

@@ -131,9 +131,11 @@ class StreamReader:
 
     def note_end(self, status: os.stat_result, wall_time: float) -> None:
         """Remember that the end was reached, and what the file looked like before; a torn line is no record yet."""
-        self.stream.size = self.offset
-        self.stream.note_end(self.offset, wall_time)
-        if self.offset >= self.content.size() and self.content.is_ended():
+        is_whole = self.offset >= self.content.size() and self.content.is_ended()
+        if is_whole or not self.content.compression:  # behind what an archive has given so far there may be more
+            self.stream.size = self.offset
+            self.stream.note_end(self.offset, wall_time)
+        if is_whole:
             self.stream.ended_size, self.stream.ended_ns = status.st_size, status.st_mtime_ns
 
     def skip_to_end(self) -> bytes:

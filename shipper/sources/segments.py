@@ -95,6 +95,7 @@ class Segments:
         self._fsync_interval_s = fsync_interval_s
         self._synced_at = 0.0
         self._output = -1
+        self.is_doubtful = False
         self.unwritten = b""
         self.header = b""
         self.delimiter = ""
@@ -184,7 +185,11 @@ class Segments:
 
     def _sync(self) -> None:
         if self._output >= 0 and self._fsync != "never":
-            os.fdatasync(self._output)
+            try:
+                os.fdatasync(self._output)
+            except OSError:
+                self.is_doubtful = True  # the kernel tells of a lost write once
+                raise
 
     def drop_torn_line(self) -> None:
         """Take back the part of a last line whose rest will not come, and forget the rest; nobody has read it."""

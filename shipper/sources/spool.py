@@ -21,7 +21,6 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.config import InputSettings
 from shipper.errors import DeliveryGaveUpError
 from shipper.records import Backlog, Chunk, Stream
 from shipper.sources.content import Plain
@@ -146,9 +145,6 @@ class Spool:
         return Backlog(
             lag_bytes=sum(segment.unsettled_bytes for segment in self._segments), spool_bytes=self.spooled_bytes
         )
-
-    def reconfigure(self, settings: InputSettings) -> None:
-        """No setting of the input changes what stands in the spool."""
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Spool the input to its end while sending the chunks of all segments."""

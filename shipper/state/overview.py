@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -176,10 +176,13 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
 def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]) -> list[StreamState]:
     there = {(each.device, each.inode): each for each in present}
     states = []
+    folders: dict[str, dict[_Place, str]] = {}
     for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
         stream_id, path, device, inode, *others = row
         found = there.pop((device, inode), None)
         size_now = found.size if found else _size_of(path, (device, inode))
+        if size_now is None and inode:
+            size_now = _size_beside(path, (device, inode), folders)
         states.append(_stream_state(at, size_now, stream_id, found.path if found else path, *others))
     states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
     states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
@@ -193,6 +196,17 @@ def _size_of(path: str, place: _Place) -> int | None:
     except (OSError, ValueError):
         return None
     return status.st_size if (status.st_dev, status.st_ino) == place else None
+
+
+def _size_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]) -> int | None:
+    """Tell the size of a file that was renamed in its folder since a shipper looked at it last; None = it is gone."""
+    folder = os.path.dirname(path) or "."
+    if folder not in folders:
+        folders[folder] = {}
+        with suppress(OSError), os.scandir(folder) as entries:
+            device = os.stat(folder).st_dev
+            folders[folder] = {(device, entry.inode()): entry.path for entry in entries}
+    return _size_of(folders[folder].get(place, ""), place)
 
 
 def _stream_state(
@@ -212,11 +226,13 @@ def _stream_state(
         has_ended = size_now in {None, ended_size} if ended_size >= 0 else checkpoint == size > 0
         is_whole = has_ended and checkpoint >= size
     else:
+        is_cut = size_now is not None and size_now < checkpoint
         if size_now is not None:
-            size = size_now
-            checkpoint = checkpoint if checkpoint <= size else 0  # it was cut off: what it holds now was not read yet
-        is_whole = checkpoint >= size
+            size, checkpoint = size_now, 0 if is_cut else checkpoint
+        is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
     size = max(size, checkpoint)
+    if settled_until is not None and settled_until > at:
+        settled_until = None  # by a clock that was put back since
     until = at if is_whole else settled_until
     return StreamState(stream_id, path, size, checkpoint, size - checkpoint, compression, updated_at, until)
 
@@ -230,7 +246,7 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
     count = total = lag = 0
     until: float | None = at
     closed_at: float | None = None  # when the segment before was written to last
-    for path in sorted(spool.glob("[0-9]*")):
+    for path in sorted(path for path in spool.glob("[0-9]*") if path.name.partition(".")[0].isdecimal()):
         try:
             status = path.stat()
         except FileNotFoundError:  # a running shipper has just deleted it, as it is settled

@@ -30,7 +30,7 @@ def _upsert(updated: Sequence[str]) -> str:
 
 
 _IDENTITY: Final = [name for name in _COLUMNS[2:] if name not in _SETTLED]
-_NOTE: Final = _upsert(_IDENTITY)
+_NOTE: Final = _upsert([*_IDENTITY, "settled_until"])
 _SAVE: Final = _upsert([*_IDENTITY, *_SETTLED])
 
 

@@ -40,8 +40,9 @@ class Live(Struct, frozen=True, kw_only=True):
 
     Attributes:
         command: Such as `run`; `library` for an application that embeds it.
+        destination: The service's address.
         at: When this was made, seconds since the epoch, like all moments here.
-        outcome: How it ended, once it has: a word of `pipeline.Outcome`.
+        outcome: How it ended, once it has: a word of `pipeline.Outcome`, or `failed`.
         input_ended: The input was read to its end.
         pending: Records that were read and are not settled yet.
         dead_letters: Records that were refused, by rule.
@@ -61,11 +62,15 @@ class Live(Struct, frozen=True, kw_only=True):
         token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
         pauses: Empty while all is well.
         commits: Transactions of the state store.
+        reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
+        restart_needed: Settings that changed, and take effect at the next start.
     """
 
     version: str
     process_id: int
     command: str
+    destination: str = ""
+    state_directory: str = ""
     phase: Phase
     started_at: float
     at: float
@@ -99,6 +104,8 @@ class Live(Struct, frozen=True, kw_only=True):
     certificate_expires_at: float | None = None
     pauses: list[Pause] = []
     commits: int = 0
+    reload_error: str = ""
+    restart_needed: list[str] = []
 
 
 class Moment(Struct, frozen=True, array_like=True):

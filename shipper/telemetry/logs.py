@@ -83,7 +83,7 @@ class _Gate:
             allowance.left_out = 0
 
     def take_left_out(self) -> dict[str, int]:
-        left_out = {name: each.left_out for name, each in self._allowances.items() if each.left_out}
+        left_out = {name: each.left_out for name, each in list(self._allowances.items()) if each.left_out}
         for name in left_out:
             self._allowances[name].left_out = 0
         return left_out
@@ -102,9 +102,12 @@ def take_left_out() -> dict[str, int]:
     return _gate.take_left_out()
 
 
-def configure_logs(
-    level: str, format: Literal["auto", "json", "console"], *, now: Callable[[], float] = lambda: 0.0
-) -> None:
+def is_json(format: Literal["auto", "json", "console"]) -> bool:
+    """Tell whether logs of this format are JSON lines, with standard error as it is."""
+    return format == "json" or (format == "auto" and not sys.stderr.isatty())
+
+
+def configure_logs(level: str, format: Literal["auto", "json", "console"], *, now: Callable[[], float]) -> None:
     """
     Set up the process's logs.
 
@@ -115,11 +118,10 @@ def configure_logs(
     """
     set_level(level)
     _gate.now = now
-    is_console = format == "console" or (format == "auto" and sys.stderr.isatty())
     renderer: Any = (
-        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-        if is_console
-        else structlog.processors.JSONRenderer(serializer=_to_json)
+        structlog.processors.JSONRenderer(serializer=_to_json)
+        if is_json(format)
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
     structlog.configure(
         processors=[
@@ -128,7 +130,7 @@ def configure_logs(
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             # No local variables in tracebacks: they hold records and secrets.
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
-            if not is_console
+            if is_json(format)
             else structlog.processors.format_exc_info,
             renderer,
         ],

@@ -45,9 +45,12 @@ class Notifier:
         self._send(lines)
 
     def note_reload(self) -> None:
-        """Tell that settings are read again; the next snapshot tells that it is over."""
-        self._state = ""
+        """Tell that settings are read again."""
         self._send(["RELOADING=1", f"MONOTONIC_USEC={int(self._now() * 1e6)}"])
+
+    def note_reloaded(self) -> None:
+        """Have the next snapshot tell that it is over."""
+        self._state = ""
 
     def _send(self, lines: list[str]) -> None:
         if not self._address or not lines:

@@ -97,7 +97,7 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
 
     for arguments, code, word in (
         (["2002", *period], 1, "404"),
-        (["1001", *reversed(period[:2])], 1, ""),
+        (["1001", *reversed(period[:2])], 2, "is after END"),
         (["1001", "2026-13-01", "2026-13-02"], 2, "2026-13-01"),
         (["1001", *period, "--format", "csv-like"], 2, "csv-like"),
     ):

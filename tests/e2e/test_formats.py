@@ -307,3 +307,16 @@ def test_a_mistake_in_the_settings_is_found_at_the_start_and_named(
     result = shipper.run(command, file, settings={f"records.{key}": value})
     assert result.returncode == 2
     assert message in result.stderr
+
+
+def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields(shipper: Shipper, sample: Sample):
+    """An address or a user name must not be shown, also where it stands in the place of a column's name."""
+    rows = [",".join(map(str, json.loads(line).values())) for line in sample.lines[:5]]
+    (shipper.folder / "rows.csv").write_text("\n".join(rows) + "\n")
+    result = shipper.run("validate", "rows.csv", settings={"input.format": "csv"})
+    assert result.returncode == 3
+    assert "is its first row a header?" in result.stdout
+    assert "unknown fields" not in result.stdout
+    for line in sample.lines[:5]:
+        for field in ("IP", "Username", "BTag"):
+            assert json.loads(line)[field] not in result.stdout + result.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from shipper.cli.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Running, Service, Shipper
 from tests.e2e.files import QUICK, Tail
@@ -93,7 +95,7 @@ def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tai
     text = ask(shipper, "--until", "now", code=4)
     grown = sum(map(len, tail.sample.lines[100:110]))
     assert str(tail.file) in text
-    assert f"{grown:,}" in text
+    assert f"  {size(grown)}  " in text
     assert is_delivered(shipper, before)
     assert shipper.backfill(tail.file).returncode == 0
     assert is_delivered(shipper, "now")
@@ -108,6 +110,34 @@ def test_a_file_that_came_while_nothing_ran_stands_in_the_way(tail: Tail, shippe
     text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
     assert f"{new} (not looked at yet)" in text
     assert str(tail.file) + "\n" not in text
+
+
+def test_what_cannot_be_known_without_the_names_of_the_inputs_is_told_with_the_settings_that_were_used(
+    tail: Tail, shipper: Shipper
+):
+    tail.append(0, 10)
+    assert shipper.backfill(tail.file).returncode == 0
+    told = "  only inputs that were read before are known: "
+    _, line = ask(shipper, "--until", "now").splitlines()
+    assert line == f"{told}the settings, of {shipper.config}, name no input.include"
+    state = {"state.directory": str(shipper.state)}
+    result = shipper.run("status", "--until", "now", configured=False, settings=state)
+    assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and the settings name no input.include"
+    pattern = json.dumps([f"{tail.folder}/*"])
+    assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
+
+
+def test_the_command_that_is_named_finds_the_same_dead_letters_and_repeats_no_secret(tail: Tail, shipper: Shipper):
+    tail.file.write_bytes(b"no record\n")
+    assert shipper.backfill(tail.file).returncode == 3
+    given = {"state.directory": str(shipper.state), "intake.base_url": "http://127.0.0.1:9", "intake.token": "hush"}
+    result = shipper.run("status", configured=False, settings=given)
+    (line,) = [each for each in result.stdout.splitlines() if each.startswith("dead letters: 1 kept")]
+    command = line.partition("look at them with: ")[2]
+    assert command == f"shipper dead-letters list --set state.directory={shipper.state}"
+    assert f"list --config {shipper.config}" in ask(shipper)
+    listed = shipper.run(*shlex.split(command)[1:], configured=False)
+    assert (listed.returncode, str(tail.file) in listed.stdout) == (0, True)
 
 
 def test_a_time_that_is_none_is_refused_and_so_is_asking_once_again_and_again(shipper: Shipper):
@@ -186,12 +216,30 @@ def test_what_a_pipe_has_read_and_not_delivered_stands_in_the_way(service: Servi
     running.stdin.write(b"".join(sample.lines[:10]))
     running.stdin.flush()
     running.wait_until(lambda: (document(shipper)["live"] or {}).get("pauses"), "it is paused")
-    assert f"standard input: {sum(map(len, sample.lines[:10])):,} bytes to go" in ask(shipper, "--until", "now", code=4)
+    size_read = size(sum(map(len, sample.lines[:10])))
+    assert f"standard input: {size_read} to go" in ask(shipper, "--until", "now", code=4)
     service.set_faults()
     running.wait_until(lambda: is_delivered(shipper, "now"), "it goes on", limit_s=30)
     assert set(service.event_ids()) == set(sample.ids[:10])
     running.stdin.close()
     assert running.finish().returncode == 0
+
+
+def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, service: Service, shipper: Shipper):
+    tail.append(0, 10)
+    with tail.file.open("ab") as file:
+        file.write(tail.sample.lines[10][:-1])
+    running = tail.start()
+    tail.wait(10)
+    told = f"delivered; {size(len(tail.sample.lines[10]) - 1)} are a line that has no end yet"
+    running.wait_until(lambda: told in ask(shipper), "it is told once the figures of the last ten seconds are over")
+    assert f"ships to: {service.target.base_url}" in ask(shipper)
+    with tail.file.open("ab") as file:
+        file.write(b"\n")
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it has its end", limit_s=30)
+    assert "whole line" not in ask(shipper)
+    service.assert_holds_exactly(tail.ids(11))
+    assert running.stop().returncode == 0
 
 
 # For programs -----------------------------------------------------------------------------------------------------

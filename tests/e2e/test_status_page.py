@@ -18,7 +18,19 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from shipper.telemetry.live import Live, Pause
-from tests.status_page_server import BEHIND, FORBIDDEN, HEALTHY, NOW, SCENES, STATE, StatusServer, document, history
+from tests.status_page_server import (
+    BEHIND,
+    FORBIDDEN,
+    HEALTHY,
+    LETTERS,
+    NOW,
+    OPEN_LINE,
+    SCENES,
+    STATE,
+    StatusServer,
+    document,
+    history,
+)
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium")
@@ -209,15 +221,28 @@ def tiles(page: Page) -> dict[str, str]:
 
 def test_healthy_shipper_reads_as_one(show: Show):
     page = show("healthy")
-    assert page.text("h1") == "Everything that was written is delivered"
+    assert page.text("h1") == "Everything that was written until 16:13:20 is delivered"
     assert page.state == "good"
-    assert page.run("document.title") == "\N{CHECK MARK} Everything that was written is delivered \N{EN DASH} shipper"
-    assert page.text("#kind") == "shipper run"
+    title = "\N{CHECK MARK} Everything that was written is delivered \N{EN DASH} shipper malta"
+    assert page.run("document.title") == title
+    assert page.text(".kind") == (
+        "shipper run to https://intake.example.com/acquisition, state in /var/lib/shipper/malta"
+    )
     assert page.text("#facts") == (
         "Version 0.1.0 Process 4711 Up since 19 Sept, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago)"
     )
-    assert not page.run("document.querySelector('#pauses').offsetHeight")
+    assert page.texts(".pause") == []
+    assert not page.run("document.querySelector('#notice').offsetHeight")
     assert page.troubles == []
+
+
+@pytest.mark.parametrize(
+    ("directory", "name"), [("", "shipper"), ("/var/lib/shipper", "shipper"), ("/srv/edge/", "shipper edge")]
+)
+def test_tab_is_named_for_the_state_directory(directory: str, name: str, show: Show):
+    page = show(document(replace(HEALTHY, state_directory=directory)))
+    assert page.run("document.title").endswith(f"is delivered \N{EN DASH} {name}")
+    assert page.text(".kind").endswith(f", state in {directory}" if directory else "/acquisition")
 
 
 @pytest.mark.parametrize(
@@ -250,10 +275,26 @@ def test_healthy_shipper_reads_as_one(show: Show):
             "Stopped: gave up, with 1 dead letter",
         ),
         (
+            replace(HEALTHY, phase="stopped", outcome="finished", dead_lettered=2),
+            "warn",
+            "Stopped: finished, with 2 dead letters",
+        ),
+        (
             replace(HEALTHY, unreachable_bytes=1_200_000),
             "warn",
-            "Everything that could be read is delivered",
+            "Everything that was written until 16:13:20 is delivered, but for 1.2 MB that were gone before they were "
+            "read",
         ),
+        (
+            OPEN_LINE,
+            "good",
+            "Everything up to the last whole line is delivered; 10 B are a line that has no end yet",
+        ),
+        (replace(OPEN_LINE, started_at=NOW - 9), "busy", "Delivering, 10 B behind"),
+        (replace(OPEN_LINE, pending=1, oldest_unsettled_seconds=1.0), "busy", "Delivering, 10 B behind"),
+        (replace(OPEN_LINE, settled_bytes_per_second=0.9), "busy", "Delivering, 10 B behind, about 11 s to go"),
+        (replace(OPEN_LINE, phase="draining"), "busy", "Draining, 0 records to settle"),
+        (replace(OPEN_LINE, unreachable_bytes=5), "busy", "Delivering, 10 B behind"),
     ],
 )
 def test_headline_says_what_is_going_on(live: Live, state: str, headline: str, show: Show):
@@ -261,10 +302,41 @@ def test_headline_says_what_is_going_on(live: Live, state: str, headline: str, s
     assert (page.state, page.text("h1")) == (state, headline)
 
 
+@pytest.mark.parametrize(
+    ("live", "headline"),
+    [
+        (HEALTHY, "Everything that was written until 16:13:20 is delivered, but for 1,561 dead letters"),
+        (
+            OPEN_LINE,
+            "Everything up to the last whole line is delivered, but for 1,561 dead letters; 10 B are a line that has "
+            "no end yet",
+        ),
+        (
+            replace(BEHIND, lag_bytes=500_000, oldest_unsettled_seconds=0.9),
+            "Up to date, delivering 1,204/s, but for 1,561 dead letters",
+        ),
+    ],
+)
+def test_nothing_is_green_while_dead_letters_are_kept(live: Live, headline: str, show: Show):
+    page = show(document(live, **LETTERS))
+    assert (page.state, page.text("h1")) == ("warn", headline)
+    assert page.run("document.title").startswith("! ")
+
+
+def test_line_without_an_end_has_no_time_to_go(show: Show):
+    page = show("open-line")
+    found = tiles(page)
+    assert found["Lag"] == "10 B | a line that has no end yet"
+    assert found["Time to go"] == "none | until the line has its end"
+    assert page.text("#sub") == ""
+
+
 def test_only_the_part_of_the_headline_that_keeps_is_read_aloud(show: Show):
     page = show("behind")
     assert page.texts("[aria-live]") == ["Delivering"]
+    assert page.texts("[aria-live] [aria-hidden]") == []
     assert page.run("document.querySelector('[aria-live]').getAttribute('aria-live')") == "polite"
+    assert show("healthy").texts("[aria-live] [aria-hidden=true]") == ["until 16:13:20"]
 
 
 # Pauses
@@ -274,15 +346,18 @@ def test_pause_tells_why_what_to_do_and_when_it_is_tried_again(show: Show):
     page = show("paused")
     assert (page.state, page.text("h1")) == ("paused", "Paused: forbidden")
     assert page.texts(".pause") == [
-        f"Forbidden {FORBIDDEN.message} What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
+        f"The service forbids it (HTTP 403) What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
     ]
+    assert page.text().casefold().count("forbidden") == 1, "it is told once"
+    assert page.text().count("subscription key are allowed to do") == 1
+    assert page.run("document.querySelector('.headline').contains(document.querySelector('.pause'))")
     assert tiles(page)["Time to go"] == "unknown | nothing is being settled"
     assert page.troubles == []
 
 
 def test_two_pauses_are_both_told(show: Show):
     page = show("two-pauses")
-    assert page.text("h1") == "Paused: forbidden, dead letters full"
+    assert page.text("h1") == "Paused for 2 reasons"
     assert page.texts(".pause h2") == ["Forbidden", "Dead letters full"]
 
 
@@ -300,14 +375,12 @@ def test_key_figures_have_units_and_thousands_apart(show: Show):
     assert tiles(page) == {
         "Accepted": "12,340,000 | 1,204/s",
         "Pending": "8,000 | read, not settled yet",
-        "Dead letters": "0 | 0 kept, 0 B",
+        "Dead letters": "0 | 0 by this process; 0 B kept",
         "Duplicates": "5,678 | known already, not sent again",
         "Lag": "96.5 MB | oldest record waits 12 s",
         "Time to go": "about 4 min | at 402 kB/s",
         "In flight": "3 of 16 | requests, and how many may be",
         "Latency": "12.4 ms p50 | p95 47.1 ms",
-        "Spool": "0 B | of standard input, 0 B to go",
-        "Unreachable": "0 B | nothing was lost",
         "Access token": "in 42 min | expires 16:55:20",
         "Service certificate": "in 83 d | expires 13 Dec, 15:13",
         "Newest report fetched": "3 h ago | 13:13:20, account 1001, 2026-09-01 to 2026-09-20",
@@ -316,6 +389,36 @@ def test_key_figures_have_units_and_thousands_apart(show: Show):
         "12,353,678 read = 12,340,000 accepted + 0 dead-lettered + 5,678 duplicates + 8,000 pending"
     )
     assert "98,765,432 read = 98,700,000 accepted + 432 dead-lettered + 65,000 duplicates" in page.text("#balance")
+
+
+def test_dead_letters_that_are_kept_are_the_figure_that_leads_to_them(show: Show):
+    page = show(document(replace(HEALTHY, dead_lettered=2, read=HEALTHY.read + 2), **LETTERS))
+    assert tiles(page)["Dead letters"] == "1,561 | 2 by this process; 612 kB kept"
+    assert page.text(".flagged h3") == "Dead letters !"
+    assert page.run("document.querySelector(document.querySelector('.flagged a').hash).innerText") == "Dead letters"
+    assert show("healthy").texts(".flagged") == []
+
+
+@pytest.mark.parametrize(("kept", "left"), [(900, 0), (0, 900), (900, 900)])
+def test_spool_is_a_key_figure_where_there_is_one(kept: int, left: int, show: Show):
+    spool = {"segments": 1, "bytes": kept, "lag_bytes": left}
+    page = show(document(replace(HEALTHY, spool_bytes=kept), spool=spool))
+    assert tiles(page)["Spool"] == f"{kept} B | of standard input, {left} B to go"
+
+
+def test_address_without_tls_has_no_certificate_to_expire(show: Show):
+    assert tiles(show("settings"))["Service certificate"] == "no TLS | the service is reached over plain HTTP"
+
+
+def test_settings_that_are_not_in_effect_are_told(show: Show):
+    page = show("settings")
+    assert page.text("#notice") == (
+        "The settings could not be read again, and stay as they were: /etc/shipper/shipper.toml: log.level: expected "
+        "debug, info, warning or error. "
+        "Settings that changed, and take effect at the next start: intake.base_url, delivery.max_concurrency."
+    )
+    for fields, words in (({"reload_error": "no"}, "as they were: no."), ({"restart_needed": ["a.b"]}, "start: a.b.")):
+        assert show(document(replace(HEALTHY, **fields))).text("#notice").endswith(words)
 
 
 def test_figures_that_do_not_add_up_are_told(show: Show):
@@ -339,7 +442,7 @@ def test_what_is_lost_expired_or_soon_to_expire_is_flagged_in_words(show: Show):
 def test_times_are_of_the_readers_zone_with_utc_at_hand(show: Show):
     page = show("paused")
     assert page.run("document.querySelector('.pause time').title") == "2026-09-21 14:10:00 UTC"
-    assert "Times are in Europe/Berlin" in page.text("#updated")
+    assert page.text("#updated").endswith("Times are in Europe/Berlin; point at one to see it in UTC.")
 
 
 def test_footer_leads_to_what_machines_read(show: Show):
@@ -369,7 +472,6 @@ def test_inputs_beyond_those_that_are_sent_are_counted(show: Show):
 
 def test_dead_letters_are_told_by_rule_and_by_example(show: Show):
     page = show("dead-letters")
-    assert page.text("h1") == "Everything that was written is delivered, but for 1,561 dead letters"
     assert page.texts("#dead-letters .bars li") == ["country 1,204", "btag 310", "timestamp 44", "json 3"]
     assert page.run("[...document.querySelectorAll('.bars progress')].map((one) => one.value / one.max)")[:2] == [
         *(1, pytest.approx(310 / 1204))
@@ -377,9 +479,23 @@ def test_dead_letters_are_told_by_rule_and_by_example(show: Show):
     invalid, refused, _ = page.texts("#dead-letters tbody tr")
     assert invalid == (
         "16:13:20 country invalid /var/log/app/registrations.ndjson:84100000 0d9f4c1e-7d3b-4a52-9a10-5f3c2b7a0000 "
-        "ConsumerCountry must be two letters A-Z shipper dead-letters show 1561"
+        "ConsumerCountry must be two letters A-Z "
+        "shipper dead-letters show 1561 --set state.directory=/var/lib/shipper/malta"
     )
     assert "btag answer 400" in refused
+
+
+@pytest.mark.parametrize(
+    "directory", ["", "/var/lib/shipper", "/srv/a b", "/srv/it's $HOME `x`; \\n", '/srv/"#', "/srv/caf\u00e9", "~/x"]
+)
+def test_command_beside_a_dead_letter_is_one_that_works_in_a_shell(directory: str, show: Show):
+    page = show(document(replace(HEALTHY, state_directory=directory), **LETTERS))
+    command = page.run("document.querySelector('#dead-letters code').textContent")
+    words = ["shipper", "dead-letters", "show", "1561"]
+    is_usual = directory in {"", "/var/lib/shipper"}
+    expected = words if is_usual else [*words, "--set", f"state.directory={directory}"]
+    asked = subprocess.run(["sh", "-c", f"printf '%s\\0' {command}"], capture_output=True, check=True, env={})
+    assert asked.stdout.decode().split("\0")[:-1] == expected
 
 
 def test_rules_beyond_the_most_frequent_are_added_up(show: Show):
@@ -403,6 +519,17 @@ def test_charts_have_gaps_pauses_scales_and_names(show: Show):
     names = page.run("[...document.querySelectorAll('.chart svg')].map((one) => one.getAttribute('aria-label'))")
     assert names[3] == "Lag over the last 30 minutes, at most 30\N{NO-BREAK SPACE}MB"
     assert page.run("[...document.querySelectorAll('.chart svg')].every((one) => one.getAttribute('role') === 'img')")
+
+
+def test_lone_samples_are_dots(show: Show):
+    page = show("settings")
+    dots = page.run("[...document.querySelectorAll('circle.dot')].map((one) => one.getBoundingClientRect().width)")
+    assert dots == pytest.approx([6] * 5, abs=0.1), "one in each line"
+    (alone,) = history(1)[10:11]
+    assert page.run("Number(document.querySelector('circle.dot').getAttribute('cx'))") == page.run(
+        f"CHARTS[0].x({alone[0]})"
+    )
+    assert show("healthy").texts("circle.dot") == []
 
 
 def test_the_axis_grows_with_the_age_of_a_young_shipper(show: Show):
@@ -476,6 +603,7 @@ def test_silence_is_told_and_ends_by_itself(browser: Browser, serve: Any):
     since = page.run("clock(heard.answeredAt)")
     assert page.text("h1") == f"No answer since {since}"
     assert page.text("#sub") == "What it said last: Paused: forbidden."
+    assert page.texts(".pause") == [], "a probe that was promised is long over"
     assert page.run("document.documentElement.classList.contains('stale')")
     assert tiles(page)["Pending"] == "8,000 | read, not settled yet"
     server.document, server.is_away = document(), False
@@ -551,7 +679,7 @@ def test_what_is_selected_stays_selected(show: Show):
     page = show("dead-letters")
     page.run("getSelection().selectAllChildren(document.querySelector('#dead-letters code'))")
     page.ask_again()
-    assert page.run("String(getSelection())") == "shipper dead-letters show 1561"
+    assert page.run("String(getSelection())").startswith("shipper dead-letters show 1561")
 
 
 # Data that is not what it should be
@@ -570,10 +698,12 @@ HOSTILE = (
 def test_text_from_outside_is_text(text: str, show: Show):
     pause = Pause(text, text, text, NOW, NOW)
     stream = STATE["streams"][0] | {"path": text, "compression": text}
+    where = {"destination": text, "state_directory": text, "reload_error": text, "restart_needed": [text]}
     letter = {"id": text, "rule": text, "path": text, "offset": text, "event_id": text, "status": text}
     page = show(
         {
-            "live": to_builtins(replace(HEALTHY, version=text, command=text, outcome=text, pauses=[pause])),
+            "live": to_builtins(replace(HEALTHY, version=text, command=text, outcome=text, pauses=[pause, pause]))
+            | where,
             "state": STATE
             | {
                 "streams": [stream],
@@ -615,6 +745,7 @@ def test_long_path_is_shortened_in_the_middle(show: Show):
         {},
         {"live": None, "state": None, "report": None},
         {"live": {"pauses": {}, "at": "now", "phase": 7}, "state": {"streams": {}, "dead_letters": []}, "report": 1},
+        {"live": {"destination": {}, "state_directory": [7], "reload_error": 1, "restart_needed": {}}},
         {"live": {"pauses": [None]}, "state": {"streams": [None], "newest_dead_letters": [7], "unreachable": [[]]}},
         {"live": {"at": 1e300, "started_at": -1e300}, "state": {"dead_letters": {"json": None}, "lag_bytes": "1"}},
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import json
 import os
 import socket
@@ -651,6 +652,51 @@ def test_what_could_not_be_forced_to_disk_is_not_taken_for_kept(
                 raise AssertionError("taken")
 
     run(main)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_what_could_not_be_forced_to_disk_once_is_not_told_as_kept_by_a_later_success(
+    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch, code: int
+):
+    """The kernel tells of a lost write once."""
+    real, calls, kept = os.fdatasync, itertools.count(1), []
+
+    def fdatasync(descriptor: int) -> None:
+        if next(calls) == 3:
+            raise OSError(code, os.strerror(code))
+        real(descriptor)
+
+    async def main() -> None:
+        with pytest.raises(StateError):
+            async with bench.shipper(spool_fsync="always", delivery_drain_timeout_seconds=0.5) as shipper:
+                for number in range(4):
+                    await shipper.send(record(number))
+                    kept.append(number)
+
+    bench.hold()
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    run(main)
+    assert kept == [0, 1]
+
+
+def test_a_full_spool_does_not_keep_an_application_from_starting(bench: Bench, run: Run):
+    limits = {"spool_max_bytes": 4096, "spool_segment_bytes": 1024, "delivery_drain_timeout_seconds": 0.1}
+
+    async def fill() -> None:
+        async with bench.shipper(**limits) as shipper:
+            with anyio.move_on_after(0.5) as full:
+                for number in itertools.count():
+                    await shipper.send(record(number))
+            assert full.cancelled_caught
+
+    async def start_again() -> None:
+        with anyio.fail_after(5):
+            async with bench.shipper(**limits):
+                pass
+
+    bench.hold()
+    run(fill)
+    run(start_again)
 
 
 async def test_why_nothing_is_delivered_can_be_asked(bench: Bench):

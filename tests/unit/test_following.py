@@ -49,6 +49,7 @@ class Bench:
         self.state.mkdir()
         self.store = Store(self.state)
         self.clock = count(1)
+        self.wall_time = 1.0
         self.follower = self.start()
 
     def start(self, **changes: int) -> Follower:
@@ -63,7 +64,7 @@ class Bench:
             book,
             self.store.streams,
             rotate_wait_s=ROTATE_WAIT_S,
-            wall_time=lambda: 1.0,
+            wall_time=lambda: self.wall_time,
             **changes,
         )
         self.follower.look(self.follower.find(), 0.0)
@@ -208,3 +209,67 @@ def test_a_loaded_stream_is_the_same_file_until_its_bytes_say_otherwise(bench: B
         out.write(b"?")
     with path.open("rb") as opened:
         assert likeness(Plain(opened.fileno()), stream) == "other"
+
+
+def look_at(bench: Bench, wall_time: float) -> list[Chunk]:
+    bench.wall_time = wall_time
+    return bench.look(wall_time)
+
+
+def settled_until(bench: Bench) -> float | None:
+    (stream,) = bench.store.streams.known("file")
+    return stream.settled_until
+
+
+@pytest.mark.parametrize("later", [lines(10, 20), b"torn"], ids=["lines", "a torn line"])
+def test_what_was_said_to_be_delivered_stays_so_when_more_is_written(bench: Bench, later: bytes):
+    bench.write("a.log", lines(0, 10))
+    settle(bench.store, look_at(bench, 100.0))
+    for wall_time in (200.0, 300.0):
+        assert look_at(bench, wall_time) == []
+    bench.write("a.log", later)
+    chunks = look_at(bench, 400.0)
+    look_at(bench, 401.0)
+    assert settled_until(bench) == 300.0, "the last look at which nothing else had come"
+    settle(bench.store, chunks)
+    assert settled_until(bench) == (400.0 if chunks else 300.0)
+
+
+def test_a_look_that_saw_more_than_is_read_yet_says_nothing_of_what_is_delivered(bench: Bench):
+    bench.write("a.log", lines(0, 10))
+    settle(bench.store, look_at(bench, 100.0))
+    look_at(bench, 200.0)
+    bench.write("a.log", lines(10, 20))
+    for bench.wall_time in (300.0, 400.0):  # delivery pauses: it is looked, and not read
+        bench.follower.look(bench.follower.find(), bench.wall_time)
+    bench.wall_time = 500.0
+    assert bench.follower.read(500.0)
+    bench.follower.note()
+    assert settled_until(bench) == 200.0
+
+
+def test_a_file_that_was_closed_for_others_is_known_to_have_been_unchanged(tmp_path: Path):
+    bench = Bench(tmp_path)
+    bench.stop()
+    bench.start(max_open=1)
+    bench.write("a.log", lines(0, 10))
+    settle(bench.store, look_at(bench, 100.0))
+    bench.write("b.log", lines(0, 10))
+    settle(bench.store, look_at(bench, 200.0))
+    settle(bench.store, look_at(bench, 300.0))
+    bench.write("a.log", lines(10, 20))
+    look_at(bench, 400.0)
+    look_at(bench, 500.0)
+    until = {Path(stream.path).name: stream.settled_until for stream in bench.store.streams.known("file")}
+    assert until["a.log"] == 300.0
+    bench.stop()
+    bench.store.close()
+
+
+def test_the_last_note_tells_up_to_when_quiet_files_are_settled(bench: Bench):
+    bench.write("a.log", lines(0, 10))
+    settle(bench.store, look_at(bench, 100.0))
+    look_at(bench, 200.0)
+    assert settled_until(bench) == 100.0
+    bench.follower.note(is_last=True)
+    assert settled_until(bench) == 200.0

@@ -169,6 +169,9 @@ def test_systemd_is_told_of_readiness_life_reload_and_stop(manager: tuple[Path, 
     notifier.note_reload()
     assert messages(listener) == [["RELOADING=1", f"MONOTONIC_USEC={int(clock.now * 1e6)}"]]
     notifier.note(live())
+    assert messages(listener) == [["WATCHDOG=1"]], "it is not over yet"
+    notifier.note_reloaded()
+    notifier.note(live())
     assert "READY=1" in messages(listener)[0]
     clock.now += 10
     notifier.note(live(pauses=[Pause("forbidden", "no", "ask", 1.0)], lag_bytes=5000))

@@ -6,12 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from shipper.cli.status.inputs import stream_lines, stream_table
 from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import compact, figures, headline, remains, report
-from shipper.cli.status.units import iso, moment, span
+from shipper.cli.status.units import iso, moment, size, span
 from shipper.cli.status.watching import view
 from shipper.state.overview import Overview, SpoolState, StreamState, UnreachableInput
 from shipper.telemetry.live import Live, Pause
@@ -51,6 +52,80 @@ def test_where_all_is_well_the_first_sentence_says_until_when_everything_is_deli
     ]
     (line,) = headline(look(stream(1), stream(2, 5), says=live()))
     assert line.endswith("everything that was written until 13:59:00Z is delivered")
+
+
+def test_records_that_were_refused_are_excepted_in_the_first_sentence_and_its_colour():
+    def drawn_in(seen: Look) -> str:
+        return str(view(seen, 80, 24).renderables[0].style)
+
+    for count, words in ((1, "1 dead letter"), (1200, "1,200 dead letters")):
+        refused = look(stream(1), says=live(), dead_letters={"ip": count})
+        (line,) = headline(refused)
+        assert line.endswith(f"; everything that was written until 14:00:00Z is delivered, but for {words}")
+        assert drawn_in(refused) == "yellow"
+    gone = look(stream(1), says=live(), dead_letters={"ip": 1}, unreachable_bytes=5)
+    assert headline(gone)[0].endswith("but for 5 B that were gone before they were read and 1 dead letter")
+    assert drawn_in(look(stream(1), says=live())) == "green"
+    assert drawn_in(look(stream(1), says=live(pauses=[FORBIDDEN]), dead_letters={"ip": 1})) == "red"
+
+
+OPEN = live(lag_bytes=10)
+
+
+def test_a_last_line_that_has_no_end_is_told_as_what_it_is():
+    (line,) = headline(look(stream(1, 10), says=OPEN))
+    assert line.endswith("; everything up to the last whole line is delivered; 10 B are a line that has no end yet")
+    (line,) = headline(look(stream(1, 10), says=OPEN, dead_letters={"ip": 2}))
+    assert line.endswith("is delivered, but for 2 dead letters; 10 B are a line that has no end yet")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pending": 1},
+        {"settled_bytes_per_second": 1.0},
+        {"oldest_unsettled_seconds": 0.0},
+        {"pauses": [FORBIDDEN]},
+        {"phase": "draining"},
+        {"started_at": NOW - 9},
+        {"lag_bytes": 9},
+        {"lag_bytes": 11},
+    ],
+    ids=str,
+)
+def test_what_waits_for_another_reason_is_not_taken_for_a_line_without_an_end(changes: dict[str, Any]):
+    assert "whole line" not in "".join(headline(look(stream(1, 10), says=replace(OPEN, **changes))))
+    for others in ({"process_id": None}, {"unreachable_bytes": 1}):
+        assert "whole line" not in "".join(headline(look(stream(1, 10), says=OPEN, **others)))
+
+
+def test_what_the_advice_says_again_is_left_out_of_a_pause():
+    advice = "have it checked what the key is allowed to do"
+    repeats = Pause("forbidden", 'it is forbidden; check what the key is allowed to do (HTTP 403; it "x")', advice, NOW)
+    for pause, told in (
+        (repeats, 'paused since 14:00:00Z (forbidden): it is forbidden (HTTP 403; it "x")'),
+        (replace(repeats, message="no; check the clock"), "paused since 14:00:00Z (forbidden): no; check the clock"),
+        (replace(repeats, message=advice), "paused since 14:00:00Z (forbidden)"),
+    ):
+        assert headline(look(says=live(pauses=[pause])))[:2] == [told, f"  what to do: {advice}"]
+
+
+def test_which_shipper_it_is_and_what_became_of_its_settings_is_told():
+    says = live(destination="https://intake.example", reload_error="[log] level: no", restart_needed=["a.b", "c.d"])
+    lines = report(look(stream(), says=says), "/state")
+    assert lines[lines.index("") + 1] == "state: /state; ships to: https://intake.example"
+    assert (
+        "settings: could not be read again, and stay as they were: [log] level: no; "
+        "changed, and take effect at the next start: a.b, c.d"
+    ) in lines
+    assert not any("settings" in line for line in report(look(stream(), says=live()), "/state"))
+    assert not any("settings" in line for line in report(look(stream(), process_id=None, says=says), "/state"))
+
+
+def test_a_report_has_paragraphs():
+    text = "\n".join(report(look(stream(), says=live()), "/state"))
+    begins = [each.split(" ")[0] for each in text.split("\n\n")]
+    assert begins == ["running", "state:", "inputs:", "dead"]
 
 
 def test_a_pause_comes_first_with_what_to_do_about_it():
@@ -107,11 +182,11 @@ def test_bytes_that_are_lost_hold_the_sentence_back_no_more_but_are_named_in_it(
     gone = UnreachableInput(2, "/log/2", 300, NOW - 50)
     seen = look(stream(1), stream(2, 300), says=live(), unreachable=[gone], unreachable_bytes=300)
     (line,) = headline(seen)
-    assert "until 14:00:00Z is delivered, but for 300 bytes that were gone before they were read" in line
+    assert line.endswith("until 14:00:00Z is delivered, but for 300 B that were gone before they were read")
     assert seen.delivered_until == NOW - 60
     assert remains(seen)[-2:] == [
-        "unreachable: 300 bytes of 1 inputs, gone before they were read",
-        "  /log/2: 300 bytes, noticed 2026-10-20T13:59:10Z",
+        "unreachable: 300 B of 1 input, gone before they were read",
+        "  /log/2: 300 B, noticed 2026-10-20T13:59:10Z",
     ]
     assert stream_table(seen.overview.behind, seen, limit=9)[1].endswith("/log/2 (gone before it was read)")
 
@@ -119,16 +194,16 @@ def test_bytes_that_are_lost_hold_the_sentence_back_no_more_but_are_named_in_it(
 def test_without_a_state_or_an_input_it_says_so():
     empty = Look(at=NOW)
     assert headline(empty) == ["no shipper is running; there is no state yet"]
-    assert report(empty, "/state") == [*headline(empty), "state: /state"]
+    assert report(empty, "/state") == [*headline(empty), "", "state: /state"]
     assert headline(look(read=0)) == ["process 7 is running, and has said nothing of itself yet; nothing was read yet"]
     (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
     assert line.endswith("1 input is not delivered to the end, and it is not known until when")
 
 
 def test_the_accounts_hold_with_what_is_pending_in_the_process():
-    assert figures(look())[0] == "records: 10 read = 7 accepted + 2 dead-lettered + 1 duplicates"
+    assert figures(look())[0] == "records: 10 read = 7 accepted + 2 dead-lettered + 1 duplicate"
     assert figures(look(says=live(pending=3)))[0].endswith(
-        "13 read = 7 accepted + 2 dead-lettered + 1 duplicates + 3 pending"
+        "13 read = 7 accepted + 2 dead-lettered + 1 duplicate + 3 pending"
     )
     assert "pending" not in figures(look(process_id=None, says=live(pending=3)))[0]
 
@@ -164,19 +239,19 @@ def test_an_expiry_is_told_when_it_is_near_or_past(fields: dict[str, float], lin
 def test_inputs_are_listed_with_how_long_they_take_as_they_take_turns():
     seen = look(stream(1), stream(2, 100), stream(3, 700), says=live(settled_bytes_per_second=2.0))
     assert stream_lines(seen, limit=20) == [
-        "inputs: 3 known, 2 behind: 800 bytes to go, 6 min at 2 bytes/s",
-        "  delivered until         settled  to go  behind    ETA  input",
-        "        13:59:00Z    300 of 1,000    700    60 s  6 min  /log/3",
-        "        13:59:00Z    900 of 1,000    100    60 s  100 s  /log/2",
-        "        14:00:00Z  1,000 of 1,000      0       -      -  /log/1",
+        "inputs: 3 known, 2 behind: 800 B to go, 6 min at 2 B/s",
+        "  delivered until        settled  to go  behind    ETA  input",
+        "        13:59:00Z  300 B of 1 kB  700 B    60 s  6 min  /log/3",
+        "        13:59:00Z  900 B of 1 kB  100 B    60 s  100 s  /log/2",
+        "        14:00:00Z   1 kB of 1 kB    0 B       -      -  /log/1",
     ]
 
 
 def test_there_is_no_time_to_tell_while_it_is_paused_or_stands_still():
     for says in (live(settled_bytes_per_second=2.0, pauses=[FORBIDDEN]), live()):
         lines = stream_lines(look(stream(2, 100), says=says), limit=20)
-        assert lines[0] == "inputs: 1 known, 1 behind: 100 bytes to go"
-        assert lines[2].split() == ["13:59:00Z", "900", "of", "1,000", "100", "60", "s", "-", "/log/2"]
+        assert lines[0] == "inputs: 1 known, 1 behind: 100 B to go"
+        assert lines[2].split() == ["13:59:00Z", *("900", "B", "of", "1", "kB"), "100", "B", "60", "s", "-", "/log/2"]
 
 
 def test_beyond_the_limit_inputs_are_counted():
@@ -193,7 +268,7 @@ def test_what_is_not_known_of_an_input_is_not_made_up():
     rows = stream_table([new, archive], look(new, archive, says=live(settled_bytes_per_second=1.0)), limit=9)
     assert rows[1].split()[:2] == ["not", "known"]
     assert rows[1].endswith("/log/new (not looked at yet)")
-    assert "1,000 of ?" in rows[2]
+    assert "1 kB of ?" in rows[2]
     assert rows[2].endswith("?       -       -  /log/3 (gzip)")
 
 
@@ -209,22 +284,23 @@ def test_nothing_that_a_terminal_would_obey_is_written():
 
 def test_the_spool_and_the_dead_letters_are_told_with_the_command_to_look():
     spool = SpoolState(2, 5000, 1200, NOW - 60)
-    lines = remains(
-        look(spool=spool, dead_letters={"ip": 1200, "country": 3}, says=live(settled_bytes_per_second=100.0))
-    )
-    assert lines == [
-        "spool: 2 segments, 5,000 bytes, 1,200 bytes to go, 12 s at 100 bytes/s, delivered until 13:59:00Z",
-        "dead letters: 1,203 kept (ip 1,200, country 3); look at them with: shipper dead-letters list",
+    seen = look(spool=spool, dead_letters={"ip": 1200, "country": 3}, says=live(settled_bytes_per_second=100.0))
+    kept = "dead letters: 1,203 kept (ip 1,200, country 3); look at them with: shipper dead-letters list"
+    assert remains(seen) == [
+        "spool: 2 segments, 5 kB, 1.2 kB to go, 12 s at 100 B/s, delivered until 13:59:00Z",
+        kept,
     ]
-    assert remains(look())[1] == "dead letters: 0 kept"
+    assert remains(replace(seen, options=" --config 'a b'"))[1] == f"{kept} --config 'a b'"
+    assert remains(look(spool=replace(spool, segments=1)))[0].startswith("spool: 1 segment, ")
+    assert remains(look()) == ["dead letters: 0 kept"], "there is no spool"
 
 
 def test_a_line_for_a_log_holds_what_matters():
     says = live(accepted_per_second=5.0, pending=4, lag_bytes=900, settled_bytes_per_second=9.0)
     assert compact(look(stream(1, 100), says=says, dead_letters={"ip": 2})) == (
         "2026-10-20T14:00:00Z running since 12:00:00Z (run, process 7); everything that was written until 13:59:00Z is "
-        "delivered; 5 records/s accepted, 0 of 0 requests in flight; 4 pending; 900 bytes to go, 100 s at 9 bytes/s; "
-        "2 dead letters"
+        "delivered, but for 2 dead letters; 5 records/s accepted, 0 of 0 requests in flight; 4 pending; "
+        "900 B to go, 100 s at 9 B/s; 2 dead letters kept"
     )
     paused = compact(look(stream(1, 100), says=live(pauses=[FORBIDDEN])))
     assert "paused since 13:58:20Z (forbidden): HTTP 403: no" in paused
@@ -253,6 +329,17 @@ def test_what_is_drawn_fills_a_terminal_and_fits_it(width: int, height: int):
 def test_a_small_terminal_still_shows_the_input_that_is_most_behind():
     lines = drawn(look(stream(1, 1), stream(2, 2), says=live()), 70, 3)
     assert [line.rpartition("/log/")[2] for line in lines if "/log/" in line] == ["2"]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        *((0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1000, "1 kB"), (1234, "1.23 kB"), (99_960, "100 kB")),
+        *((96_500_000, "96.5 MB"), (999_600_000, "1 GB"), (2e18, "2,000 PB"), (-5, "-5 B"), (0.4, "0.4 B")),
+    ],
+)
+def test_bytes_have_three_figures_and_a_unit(count: float, words: str):
+    assert size(count) == words
 
 
 @pytest.mark.parametrize(

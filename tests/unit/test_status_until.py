@@ -45,7 +45,11 @@ def test_everything_is_delivered_if_each_input_and_the_spool_is_up_to_then():
     seen = look(stream(1), stream(2, 100), spool=SpoolState(1, 10, 5, NOW - 30))
     assert answer(seen, NOW - 60).is_delivered
     assert answer_lines(answer(seen, NOW - 60), seen) == [
-        "yes: everything that was written up to 2026-10-20T13:59:00Z is settled: accepted, or kept as dead letters"
+        "yes: everything that was written up to 2026-10-20T13:59:00Z is delivered"
+    ]
+    refused = look(stream(1), dead_letters={"ip": 2})
+    assert answer_lines(answer(refused), refused) == [
+        "yes: everything that was written up to 2026-10-20T14:00:00Z is delivered, but for 2 dead letters"
     ]
     assert not answer(seen, NOW - 59).is_delivered
     assert answer(look(stream(1), stream(2)), NOW).is_delivered
@@ -81,7 +85,7 @@ def test_what_stands_in_the_way_is_named_with_why_and_what_to_do():
     lines = answer_lines(answer(seen, NOW - 30), seen)
     text = "\n".join(lines)
     assert lines[0] == "no: it is not known that everything that was written up to 2026-10-20T13:59:30Z is settled"
-    assert "  standard input: 7 bytes to go" in lines
+    assert "  standard input: 7 B to go" in lines
     assert "  2 inputs stand in the way:" in lines
     assert [line.rpartition("/log/")[2] for line in lines if "/log/" in line] == ["3", "2"]
     assert "paused since 13:58:20Z (forbidden): HTTP 403: no" in text
@@ -110,4 +114,4 @@ def test_what_is_lost_is_told_whatever_the_answer_is(until: float, is_delivered:
     seen = look(stream(1), stream(2, 300), **lost)
     found = answer(seen, until)
     assert found.is_delivered is is_delivered
-    assert "unreachable: 300 bytes of 1 inputs, gone before they were read" in answer_lines(found, seen)
+    assert "unreachable: 300 B of 1 input, gone before they were read" in answer_lines(found, seen)

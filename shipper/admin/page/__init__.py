@@ -12,7 +12,7 @@ from functools import cache
 from hashlib import sha256
 from importlib.resources import files
 
-_SCRIPTS = ("words.js", "elements.js", "charts.js", "headline.js", "sections.js", "page.js")
+_SCRIPTS = ("words.js", "elements.js", "charts.js", "headline.js", "head.js", "sections.js", "page.js")
 
 
 @cache

@@ -133,10 +133,12 @@ function drawLine(chart, index, colour, base) {
     runs[runs.length - 1].push(`${chart.x(each[0])} ${chart.y(each[index])}`);
     last = each[0];
   }
-  const line = runs.map((run) => `M${run.join("L")}${run.length > 1 ? "" : "h0"}`).join("");
+  const line = runs.map((run) => `M${run.join("L")}`).join("");
   const area = runs.map((run) => `M${run.join("L")}V${base}H${run[0].split(" ")[0]}Z`).join("");
   const under = chart.lines.length === 1 ? [svg("path", { class: `area ${colour}`, d: area })] : [];
-  return [...under, svg("path", { class: `line ${colour}`, d: line })];
+  const alone = runs.filter((run) => run.length === 1).map(([place]) => place.split(" "));
+  const dots = alone.map(([cx, cy]) => svg("circle", { class: `dot ${colour}`, cx, cy, r: 3 }));
+  return [...under, svg("path", { class: `line ${colour}`, d: line }), ...dots];
 }
 
 function pausedRuns() {

@@ -11,6 +11,7 @@ const SHAPES = {
 };
 const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "!", paused: "\u2016", off: "\u25a0", away: "?" };
 const LOOP_LIMIT_SECONDS = 30;
+const SETTLED_IN_SECONDS = 10;
 
 const OUTCOMES = {
   finished: "The input was read to its end.",
@@ -27,6 +28,22 @@ const secondsToGo = (left, live) => (live.settled_bytes_per_second > 0 ? left / 
 /** Bytes that wait, of all inputs. */
 const bytesLeft = (live) => live.lag_bytes ?? 0;
 
+/** Nothing waits but the beginning of a line. A process that has just started may not have looked at its inputs yet. */
+function isOpenLine(live, state) {
+  const isAtWork = live.pending > 0 || live.settled_bytes_per_second > 0 || isNumber(live.oldest_unsettled_seconds);
+  const isSettledIn = live.phase === "running" && live.at - live.started_at >= SETTLED_IN_SECONDS;
+  const isHeldUp = list(live.pauses).length > 0 || lostBytes(live, state) > 0;
+  return bytesLeft(live) > 0 && isSettledIn && !isAtWork && !isHeldUp;
+}
+
+/** What everything is delivered but for. */
+function exceptions(live, state) {
+  const [lost, kept] = [lostBytes(live, state), keptLetters(state)];
+  const gone = lost ? [`${bytes(lost)} that were gone before they were read`] : [];
+  const all = [...gone, ...(kept ? [several(kept, "dead letter")] : [])];
+  return all.length ? `, but for ${all.join(" and ")}` : "";
+}
+
 /** Put a state into words: `title` names it and changes seldom, `detail` goes on with figures, `sub` explains. */
 function headline(live, state) {
   const pending = isNumber(live.pending) ? live.pending : 0;
@@ -35,7 +52,8 @@ function headline(live, state) {
   const draining = live.phase === "draining" ? "Draining" : "";
   if (paused.length) {
     const sub = `${waiting(live, state, pending)} Delivery goes on by itself once the cause is gone.`;
-    return { state: "paused", title: `${draining ? "Draining, but paused" : "Paused"}: ${paused.join(", ")}`, sub };
+    const why = paused.length > 1 ? ` for ${paused.length} reasons` : `: ${paused[0]}`;
+    return { state: "paused", title: `${draining ? "Draining, but paused" : "Paused"}${why}`, sub };
   }
   if (draining) {
     const sub = "It was asked to stop, reads no more, and settles what it has read.";
@@ -50,20 +68,21 @@ function running(live, state, pending) {
   const left = bytesLeft(live);
   const togo = secondsToGo(left, live);
   const oldest = live.oldest_unsettled_seconds ?? 0;
-  const lost = lostBytes(live, state);
-  const kept = keptLetters(state);
+  const but = exceptions(live, state);
+  const well = but ? "warn" : "good";
   if (left === 0 && pending === 0) {
-    const but = kept ? `, but for ${several(kept, "dead letter")}` : "";
-    if (!lost) return { state: "good", title: "Everything that was written is delivered", detail: but };
-    const sub = `${bytes(lost)} of inputs were gone before they were read; see Inputs.`;
-    return { state: "warn", title: "Everything that could be read is delivered", detail: but, sub };
+    return { state: well, title: "Everything that was written is delivered", until: clock(live.at), detail: but };
+  }
+  if (isOpenLine(live, state)) {
+    const detail = `${but}; ${bytes(left)} are a line that has no end yet`;
+    return { state: well, title: "Everything up to the last whole line is delivered", detail };
   }
   const sub = waiting(live, state, pending);
   if (togo === null && oldest >= 60) {
     return { state: "warn", title: "No progress", detail: ` for ${duration(oldest)}`, sub };
   }
   if (oldest < 10 && togo !== null && togo < 10) {
-    return { state: "good", title: "Up to date", detail: `, delivering ${rate(live.accepted_per_second)}`, sub };
+    return { state: well, title: "Up to date", detail: `, delivering ${rate(live.accepted_per_second)}${but}`, sub };
   }
   const share = `${percent(live.settled_bytes, live.total_bytes)} of ${bytes(live.total_bytes)}`;
   const behind = isNumber(live.total_bytes) ? share : `${bytes(left)} behind`;
@@ -74,7 +93,8 @@ function running(live, state, pending) {
 function stopped(live, pending) {
   const isBad = pending > 0 || ["aborted", "gave_up"].includes(live.outcome);
   const left = pending ? ` Not settled: ${several(pending, "record")}.` : "";
-  const state = isBad ? "bad" : live.outcome === "finished" ? "good" : "off";
+  const end = live.dead_lettered ? "warn" : "good";
+  const state = isBad ? "bad" : live.outcome === "finished" ? end : "off";
   const detail = live.dead_lettered ? `, with ${several(live.dead_lettered, "dead letter")}` : "";
   const title = `Stopped: ${words(live.outcome) || "no outcome"}`;
   return { state, title, detail, sub: (OUTCOMES[live.outcome] ?? "") + left };

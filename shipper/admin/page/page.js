@@ -43,7 +43,7 @@ function hear(status, history) {
 function show(isAnswered, problem) {
   const [live, state, report] = ["live", "state", "report"].map((name) => fields(heard.status?.[name]));
   const now = isMoment(live.at) ? live.at : heard.answeredAt;
-  if (isAnswered) heard.words = headline(live, state);
+  if (isAnswered) heard.words = { ...headline(live, state), causes: pausePanels(live, now) };
   const standsStill = live.phase !== "stopped" && heard.answeredAt - heard.newsAt > LOOP_LIMIT_SECONDS;
   document.getElementById("main").hidden = heard.status === null;
   document.documentElement.classList.toggle("stale", !isAnswered || standsStill);
@@ -54,15 +54,20 @@ function show(isAnswered, problem) {
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
 
-function tell({ state, title, detail = "", sub = "" }, live) {
+/** Show a headline; the time in it is hidden from those who hear the page, as they would hear it every two seconds. */
+function tell({ state, title, until = "", detail = "", sub = "", causes = [] }, live) {
   document.documentElement.dataset.state = state;
-  fill("kind", live.command ? `shipper ${visible(live.command)}` : "shipper");
-  fill("headline", title);
+  whichShipper(live);
+  const cut = until ? title.lastIndexOf(" is ") : title.length;
+  const moment = until ? el("span", { "aria-hidden": "true" }, ` until ${until}`) : null;
+  fill("headline", title.slice(0, cut), moment, title.slice(cut));
   fill("detail", detail);
+  fill("pauses", ...causes);
   fill("sub", sub);
   const sign = getComputedStyle(document.body).backgroundColor;
   fill("icon", ...shape(state, sign));
-  const tabTitle = `${MARKS[state]} ${title} \u2013 shipper`;
+  const name = visible(live.state_directory).split("/").filter(Boolean).pop() ?? "";
+  const tabTitle = `${MARKS[state]} ${title} \u2013 ${[...new Set(["shipper", name])].join(" ").trim()}`;
   if (document.title !== tabTitle) document.title = tabTitle;
   const colour = getComputedStyle(document.getElementById("icon")).color;
   const icon = svg("svg", { viewBox: "0 0 24 24", fill: colour }, ...shape(state, sign));
@@ -79,16 +84,17 @@ function shape(state, colour) {
 }
 
 function sections(live, state, report, now) {
+  notice(live);
   facts(live, now);
-  pauses(live, now);
   tiles(live, state);
   balance(live, state);
   streams(state, now);
-  deadLetters(state, now);
+  deadLetters(live, state, now);
   expiries(live, report, now);
   drawCharts(now);
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
-  const note = `, asked for every two seconds. Times are in ${zone}; each has its UTC time as its title.`;
+  const utc = zone === "UTC" ? "" : "; point at one to see it in UTC";
+  const note = `, asked for every two seconds. Times are in ${zone}${utc}.`;
   fill("updated", "Figures of ", time(now, now), note);
 }
 

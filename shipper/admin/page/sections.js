@@ -4,59 +4,29 @@ const BARS_SHOWN = 12;
 const LOST_SHOWN = 10;
 const SOON_SECONDS = { token: 300, certificate: 7 * 86400 };
 
-function facts(live, now) {
-  const since = (at, words) => (isMoment(at) ? [time(at, now), ` (${words(at)})`] : null);
-  const items = [
-    ["Version", live.version ? [visible(live.version)] : null],
-    ["Process", isNumber(live.process_id) ? [String(live.process_id)] : null],
-    ["Up since", since(live.started_at, (at) => duration(now - at))],
-    ["Last acceptance", since(live.last_accepted_at, (at) => ago(at, now)) ?? ["none yet"]],
-  ];
-  fill("facts", ...items.map(([name, value]) => value && fact(name, ...value)));
-}
-
-const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
-
-function pauses(live, now) {
-  const panels = list(live.pauses).map((each) => pausePanel(fields(each), now));
-  fill("pauses", ...panels);
-  document.getElementById("pauses").hidden = !panels.length;
-}
-
-function pausePanel(pause, now) {
-  const left = pause.next_probe_at - now;
-  const probe = fact("Next probe", left < 0.5 ? "any moment now" : `in ${duration(left)}`);
-  const since = fact("Since", time(pause.since, now), isMoment(pause.since) ? ` (${duration(now - pause.since)})` : "");
-  return el(
-    "article",
-    { class: "pause" },
-    el("h2", {}, words(pause.reason)),
-    el("p", {}, quoted(pause.message, 600)),
-    el("p", {}, el("b", {}, "What to do: "), quoted(pause.advice, 600)),
-    el("dl", {}, since, isMoment(pause.next_probe_at) ? probe : null),
-  );
-}
-
 function tiles(live, state) {
   const oldest = live.oldest_unsettled_seconds;
   const lost = lostBytes(live, state);
   const p50 = [latency(live.latency_p50_seconds), el("small", {}, " p50")];
   const inFlight = [count(live.in_flight), el("small", {}, ` of ${count(live.concurrency_limit)}`)];
-  const spoolLeft = bytes(fields(state.spool).lag_bytes ?? 0);
-  const kept = `${count(keptLetters(state))} kept, ${bytes(state.dead_letter_bytes ?? 0)}`;
-  const wait = isNumber(oldest) ? `oldest record waits ${duration(oldest)}` : "no record waits";
+  const spoolLeft = fields(state.spool).lag_bytes ?? 0;
+  const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
+  const kept = keptLetters(state);
+  const refused = `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
+  const nothing = isOpenLine(live, state) ? "a line that has no end yet" : "no record waits";
+  const wait = isNumber(oldest) ? `oldest record waits ${duration(oldest)}` : nothing;
   fill(
     "tiles",
     tile("Accepted", count(live.accepted), rate(live.accepted_per_second)),
     tile("Pending", count(live.pending), "read, not settled yet"),
-    tile("Dead letters", count(live.dead_lettered), kept),
+    tile("Dead letters", kept ? el("a", { href: "#letters" }, count(kept)) : "0", refused, kept ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "known already, not sent again"),
     tile("Lag", bytes(live.lag_bytes), wait),
     tile("Time to go", ...timeToGo(live, state)),
     tile("In flight", inFlight, "requests, and how many may be"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
-    tile("Spool", bytes(live.spool_bytes), `of standard input, ${spoolLeft} to go`),
-    tile("Unreachable", bytes(lost), lost ? "gone before it was read" : "nothing was lost", lost ? "warn" : ""),
+    live.spool_bytes || spoolLeft ? tile("Spool", bytes(live.spool_bytes), spooled) : null,
+    lost ? tile("Unreachable", bytes(lost), "gone before it was read", "warn") : null,
   );
 }
 
@@ -64,6 +34,7 @@ function timeToGo(live, state) {
   const left = bytesLeft(live);
   const togo = secondsToGo(left, live);
   if (left === 0) return ["none", "nothing is behind"];
+  if (isOpenLine(live, state)) return ["none", "until the line has its end"];
   if (togo === null) return ["unknown", "nothing is being settled"];
   return [`about ${duration(togo)}`, `at ${bytes(live.settled_bytes_per_second)}/s`];
 }
@@ -83,7 +54,7 @@ function tile(title, value, note, flag = "") {
 /** Show that every record that was read is accounted for. */
 function balance(live, state) {
   const isEven = sum([live.accepted, live.dead_lettered, live.duplicates, live.pending]) === live.read;
-  const parts = `${count(state.dead_lettered)} dead-lettered + ${count(state.duplicates)} duplicates`;
+  const parts = `${count(state.dead_lettered)} dead-lettered + ${several(state.duplicates, "duplicate")}`;
   const since = `Since the state was made: ${count(state.read)} read = ${count(state.accepted)} accepted + ${parts}.`;
   fill(
     "balance",
@@ -94,7 +65,7 @@ function balance(live, state) {
       term("", live.read, "read"),
       term(isEven ? "=" : "\u2260", live.accepted, "accepted"),
       term("+", live.dead_lettered, "dead-lettered"),
-      term("+", live.duplicates, "duplicates"),
+      term("+", live.duplicates, live.duplicates === 1 ? "duplicate" : "duplicates"),
       term("+", live.pending, "pending"),
     ),
     isNumber(state.read) ? el("p", { class: "note" }, since) : null,
@@ -170,7 +141,8 @@ function table(heads, rows) {
   );
 }
 
-function deadLetters(state, now) {
+function deadLetters(live, state, now) {
+  const command = (id) => `shipper dead-letters show ${visible(id)}${stateOption(live)}`;
   const rules = Object.entries(fields(state.dead_letters)).filter(([, value]) => isNumber(value));
   const newest = list(state.newest_dead_letters).map(fields);
   const kept = `${several(keptLetters(state), "record")} refused and kept, ${bytes(state.dead_letter_bytes)}, by rule:`;
@@ -180,7 +152,7 @@ function deadLetters(state, now) {
     el("p", { class: "sub" }, rules.length ? kept : "None are kept."),
     rules.length ? ruleBars(rules.sort((one, other) => other[1] - one[1])) : null,
     newest.length ? el("h3", {}, "The newest") : null,
-    newest.length ? table(heads, newest.map((each) => letterRow(each, now))) : null,
+    newest.length ? table(heads, newest.map((each) => letterRow(each, command(each.id), now))) : null,
   );
 }
 
@@ -196,7 +168,15 @@ function ruleBars(rules) {
   );
 }
 
-function letterRow(each, now) {
+/** What a command needs to find this state, for a shell; empty where that is looked for anyway. */
+function stateOption({ state_directory: directory }) {
+  if (!directory || directory === "/var/lib/shipper") return "";
+  const path = visible(directory);
+  const isPlain = /^[\w@%+=:,./-]+$/.test(path);
+  return ` --set state.directory=${isPlain ? path : `'${path.replaceAll("'", `'"'"'`)}'`}`;
+}
+
+function letterRow(each, command, now) {
   const answer = each.status ? `answer ${visible(each.status)}` : words(each.delivery);
   return [
     [time(each.last_at, now)],
@@ -206,7 +186,7 @@ function letterRow(each, now) {
       each.event_id ? el("span", { class: "id" }, quoted(each.event_id, 60)) : null,
       each.message ? el("span", { class: "message" }, quoted(each.message, 300)) : null,
     ],
-    [el("code", {}, `shipper dead-letters show ${visible(each.id)}`)],
+    [el("code", {}, command)],
   ];
 }
 
@@ -214,7 +194,9 @@ function expiries(live, report, now) {
   fill(
     "expiries",
     expiry("Access token", live.token_expires_at, SOON_SECONDS.token, now),
-    expiry("Service certificate", live.certificate_expires_at, SOON_SECONDS.certificate, now),
+    /^http:/.test(live.destination)
+      ? tile("Service certificate", "no TLS", "the service is reached over plain HTTP")
+      : expiry("Service certificate", live.certificate_expires_at, SOON_SECONDS.certificate, now),
     newestReport(report, now),
   );
 }

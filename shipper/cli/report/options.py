@@ -76,7 +76,6 @@ def selected(words: Sequence[str], accounts: Sequence[str] | None, accounts_file
     Raises:
         typer.BadParameter: A word is none that belongs there, or no account is named.
         SourceError: The file of accounts cannot be read, or holds something else.
-        ReportError: START is after END.
     """
     from shipper.report.fetching import parts_of
 
@@ -86,6 +85,8 @@ def selected(words: Sequence[str], accounts: Sequence[str] | None, accounts_file
         )
     *first, start, end = words
     days = _day(start, "START"), _day(end, "END")
+    if days[0] > days[1]:
+        raise typer.BadParameter(f"START {days[0]} is after END {days[1]}")
     wanted = [_account(word) for word in (*first, *(accounts or ()))]
     if accounts_file:
         wanted += _accounts_of(accounts_file)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -13,6 +17,7 @@ from shipper.cli.common import (
     LogFormatOption,
     LogLevelOption,
     SetOption,
+    plain,
     prepare,
     reader_may_leave,
 )
@@ -57,18 +62,18 @@ def status(
     from shipper.cli.status.watching import watch
 
     settings = prepare(config, overrides, log_level, log_format)
+    options = _options_of_state(config, overrides or ())
 
     def as_json(seen: Look) -> str:
         return _as_json(seen, settings, shows_all=shows_all)
 
     with reader_may_leave():
         if watches:
-            watch(lambda: look(settings, time.time()), interval_s, as_json if json else None)
+            watch(lambda: look(settings, time.time(), options), interval_s, as_json if json else None)
             return
-        now = time.time()
+        seen = look(settings, time.time(), options)
         if until:
-            raise typer.Exit(_answer(settings, until, now, json=json, shows_all=shows_all))
-        seen = look(settings, now)
+            raise typer.Exit(_answer(settings, seen, until, config, json=json, shows_all=shows_all))
         lines = [as_json(seen)] if json else report(seen, str(settings.state.directory), shows_all=shows_all)
         print("\n".join(lines), flush=True)
 
@@ -80,17 +85,36 @@ def _as_json(seen: Look, settings: Settings, *, shows_all: bool, **others: objec
     return msgspec.json.encode({**whole, **others}).decode()
 
 
-def _answer(settings: Settings, text: str, now: float, *, json: bool, shows_all: bool) -> int:
+def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
+    """Repeat what leads to the same state as it was given; nothing else, as a secret may be among it."""
+    given = ["--config", str(config)] if config else []
+    for each in overrides:
+        if each.partition("=")[0].strip().split(".")[0] == "state":
+            given += ["--set", each]
+    return f" {shlex.join(given)}" if given else ""
+
+
+def _known_inputs(config: Path | None) -> str:
+    """Say what cannot be known where no setting names the inputs."""
+    from shipper.settings_sources import USUAL_FILES
+
+    named = config or os.environ.get("SHIPPER_CONFIG")
+    path = named or next((each for each in USUAL_FILES if each.exists()), None)
+    where = f"the settings, of {plain(str(path))}," if path else "no settings file was found, and the settings"
+    return f"  only inputs that were read before are known: {where} name no input.include"
+
+
+def _answer(settings: Settings, seen: Look, text: str, config: Path | None, *, json: bool, shows_all: bool) -> int:
     """Answer `--until`; returns the exit code."""
-    from shipper.cli.status.look import look
     from shipper.cli.status.until import EXIT_NOT_YET, answer_lines, answer_of, moment_of
 
-    until = moment_of(text, now)
-    seen = look(settings, now)
+    until = moment_of(text, seen.at)
     answer = answer_of(seen, until)
     if json:
         lines = [_as_json(seen, settings, shows_all=shows_all, until=until, is_delivered=answer.is_delivered)]
     else:
         lines = answer_lines(answer, seen, shows_all=shows_all)
+        if not settings.input.include:
+            lines.insert(1, _known_inputs(config))
     print("\n".join(lines), flush=True)
     return 0 if answer.is_delivered else EXIT_NOT_YET

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shipper.cli.common import plain
 from shipper.cli.status.look import Look
-from shipper.cli.status.units import moment, span
+from shipper.cli.status.units import moment, size, span
 from shipper.state.overview import StreamState
 
 
@@ -23,7 +23,7 @@ def stream_lines(seen: Look, limit: int | None) -> list[str]:
 def remaining(lag_bytes: int, seen: Look) -> str:
     """Say how much is to go, and how long that takes if nothing else is done."""
     rate = seen.bytes_per_second
-    return f"{lag_bytes:,} bytes to go" + (f", {span(lag_bytes / rate)} at {rate:,.0f} bytes/s" if rate else "")
+    return f"{size(lag_bytes)} to go" + (f", {span(lag_bytes / rate)} at {size(rate)}/s" if rate else "")
 
 
 def stream_table(streams: Sequence[StreamState], seen: Look, *, limit: int | None) -> list[str]:
@@ -55,8 +55,8 @@ def _row(stream: StreamState, eta: str, seen: Look, *, is_gone: bool) -> tuple[s
     ]
     return (
         "not known" if until is None else moment(until, seen.at),
-        f"{stream.checkpoint:,}" + (" of ?" if is_open_ended else f" of {stream.size:,}"),
-        "?" if is_open_ended else f"{stream.lag_bytes:,}",
+        f"{size(stream.checkpoint)} of " + ("?" if is_open_ended else size(stream.size)),
+        "?" if is_open_ended else size(stream.lag_bytes),
         "-" if is_whole or until is None else span(seen.at - until),
         "-" if is_whole or is_gone or is_open_ended else eta,
         on_one_line(stream.path) + (f" ({', '.join(notes)})" if notes else ""),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +21,8 @@ from shipper.state.standing import STREAMS_SHOWN, Standing, in_brief, newest_let
 from shipper.state.store import bring_state_up_to_date
 from shipper.telemetry.live import Live
 
+_SETTLED_IN_S: Final = 10.0  # a process that has just started may not have looked at all of its inputs
+
 
 class Look(Struct, frozen=True, kw_only=True):
     """
@@ -30,12 +33,14 @@ class Look(Struct, frozen=True, kw_only=True):
         process_id: Of the process that holds the directory; None = no shipper is running, 0 = not known.
         live: What that process says of itself, or what the last one said.
         overview: None if there is no state yet.
+        options: What a command needs on its line to look at the same state, for a shell, with a space in front.
     """
 
     at: float
     process_id: int | None = None
     live: Live | None = None
     overview: Overview | None = None
+    options: str = ""
 
     @property
     def running(self) -> Live | None:
@@ -72,8 +77,23 @@ class Look(Struct, frozen=True, kw_only=True):
     @property
     def lag_bytes(self) -> int:
         """Of all inputs, also of those that only the process that is running knows of."""
-        known = self.overview.lag_bytes + self.overview.spool.lag_bytes if self.overview else 0
+        known = self._lag_bytes_of_state
         return max(known, self.running.lag_bytes) if self.running else known
+
+    @property
+    def _lag_bytes_of_state(self) -> int:
+        return self.overview.lag_bytes + self.overview.spool.lag_bytes if self.overview else 0
+
+    @property
+    def open_line_bytes(self) -> int:
+        """Of lines that have no end yet, where nothing else waits; 0 if something does, or if that is not known."""
+        live = self.running
+        if live is None or self.overview is None or live.phase != "running" or live.pauses:
+            return 0
+        has_looked = live.at - live.started_at >= _SETTLED_IN_S
+        is_at_work = live.pending or live.settled_bytes_per_second > 0 or live.oldest_unsettled_seconds is not None
+        is_lag_known = self._lag_bytes_of_state == live.lag_bytes and not self.overview.unreachable_bytes
+        return live.lag_bytes if has_looked and not is_at_work and is_lag_known else 0
 
     @property
     def bytes_per_second(self) -> float:
@@ -82,12 +102,13 @@ class Look(Struct, frozen=True, kw_only=True):
         return live.settled_bytes_per_second if live and not live.pauses else 0.0
 
 
-def look(settings: Settings, at: float) -> Look:
+def look(settings: Settings, at: float, options: str = "") -> Look:
     """
     Look at the state directory, and at the files of `input.include`; beside a shipper that runs, or without one.
 
     Args:
         at: The time, seconds since the epoch.
+        options: See `Look`.
     Raises:
         StateError: As for `Store`.
     """
@@ -99,7 +120,7 @@ def look(settings: Settings, at: float) -> Look:
     if overview is None and (directory / "state.db").exists():
         bring_state_up_to_date(directory)
         overview = look_at(directory, at, _present(settings))
-    return Look(at=at, process_id=process_id, live=live, overview=overview)
+    return Look(at=at, process_id=process_id, live=live, overview=overview, options=options)
 
 
 def _present(settings: Settings) -> Iterator[Present]:

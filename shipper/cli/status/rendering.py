@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from shipper.cli.common import several
 from shipper.cli.status.inputs import on_one_line, remaining, stream_lines
 from shipper.cli.status.look import Look
-from shipper.cli.status.units import iso, moment, span
-from shipper.state.overview import Overview
+from shipper.cli.status.units import iso, moment, size, span
+from shipper.state.overview import Overview, SpoolState
 from shipper.state.standing import STREAMS_SHOWN
-from shipper.telemetry.live import Live
+from shipper.telemetry.live import Live, Pause
 
 LISTED: Final = STREAMS_SHOWN
 
 _TOKEN_NEAR_S: Final = 600
 _CERTIFICATE_NEAR_S: Final = 7 * 86_400
+_HINT: Final = re.compile(r"; check ([^(]*?)(?= \(|$)")
 _ENDS: Final = {
     "finished": "finished: its input was read to the end",
     "drained": "drained: it was asked to end, and settled what it had read",
@@ -24,9 +27,15 @@ _ENDS: Final = {
 
 
 def report(seen: Look, directory: str, *, shows_all: bool = False) -> list[str]:
-    """Write all of it, the most important sentence first."""
-    streams = stream_lines(seen, limit=None if shows_all else LISTED)
-    return [*headline(seen), f"state: {on_one_line(directory)}", *figures(seen), *streams, *remains(seen)]
+    """Write all of it in paragraphs, the most important sentence first."""
+    to = f"; ships to: {on_one_line(seen.live.destination)}" if seen.live and seen.live.destination else ""
+    paragraphs = [
+        headline(seen),
+        [f"state: {on_one_line(directory)}{to}", *figures(seen)],
+        stream_lines(seen, limit=None if shows_all else LISTED),
+        remains(seen),
+    ]
+    return [line for paragraph in paragraphs if paragraph for line in ("", *paragraph)][1:]
 
 
 # Whether all is well ----------------------------------------------------------------------------------------------
@@ -62,9 +71,17 @@ def _pauses(seen: Look, before: str = "") -> list[str]:
     for each in seen.live.pauses if seen.live else ():
         since = f"paused since {moment(each.since, seen.at)} ({on_one_line(each.reason)})"
         probe = f"; tried again at {moment(each.next_probe_at, seen.at)}" if each.next_probe_at and not before else ""
-        lines.append(f"{before}{since}: {on_one_line(each.message)}{probe}")
+        cause = _cause(each)
+        lines.append(f"{before}{since}{': ' if cause else ''}{on_one_line(cause)}{probe}")
         lines.append(f"  what to do: {on_one_line(each.advice)}")
     return lines
+
+
+def _cause(pause: Pause) -> str:
+    """Tell what happened, without what the advice says again."""
+    hint = _HINT.search(pause.message)
+    cause = pause.message.replace(hint[0], "") if hint and hint[1] in pause.advice else pause.message
+    return "" if cause in pause.advice else cause
 
 
 def _delivered(seen: Look) -> str:
@@ -75,14 +92,24 @@ def _delivered(seen: Look) -> str:
     if not overview.has_inputs:
         return "nothing was read yet"
     until = seen.reachable_until
+    if seen.has_files_left:
+        return f"not all files that were named to it are read to their ends{_exceptions(overview)}"
+    if seen.open_line_bytes:
+        rest = f"{size(seen.open_line_bytes)} are a line that has no end yet"
+        return f"everything up to the last whole line is delivered{_exceptions(overview)}; {rest}"
     if until is not None:
-        said = f"everything that was written until {moment(until, seen.at)} is delivered"
-    elif seen.has_files_left:
-        said = "not all files that were named to it are read to their ends"
-    else:
-        said = f"{_inputs(len(overview.behind))} not delivered to the end, and it is not known until when"
-    lost = overview.unreachable_bytes
-    return said + (f", but for {lost:,} bytes that were gone before they were read" if lost else "")
+        return f"everything that was written until {moment(until, seen.at)} is delivered{_exceptions(overview)}"
+    behind = f"{_inputs(len(overview.behind))} not delivered to the end, and it is not known until when"
+    return behind + _exceptions(overview)
+
+
+def _exceptions(overview: Overview) -> str:
+    lost, kept = overview.unreachable_bytes, sum(overview.dead_letters.values())
+    all_of_them = [
+        *([f"{size(lost)} that were gone before they were read"] if lost else []),
+        *([several(kept, "dead letter")] if kept else []),
+    ]
+    return f", but for {' and '.join(all_of_them)}" if all_of_them else ""
 
 
 def _inputs(count: int) -> str:
@@ -100,6 +127,7 @@ def figures(seen: Look) -> list[str]:
         lines.append(_accounting(overview, live.pending if live else 0))
     if live is not None:
         lines.append(f"rate: {_rate(live)}")
+        lines += _settings(live)
     if seen.live is not None:
         if live is not None:
             lines += _expiry("token", live.token_expires_at, seen.at, _TOKEN_NEAR_S)
@@ -107,11 +135,21 @@ def figures(seen: Look) -> list[str]:
     return lines
 
 
+def _settings(live: Live) -> list[str]:
+    """Tell what became of the last attempt to read the settings again."""
+    later = ", ".join(live.restart_needed)
+    parts = [
+        *([f"could not be read again, and stay as they were: {live.reload_error}"] if live.reload_error else []),
+        *([f"changed, and take effect at the next start: {later}"] if later else []),
+    ]
+    return [f"settings: {on_one_line('; '.join(parts))}"] if parts else []
+
+
 def _accounting(overview: Overview, pending: int) -> str:
     parts = [
         f"{overview.accepted:,} accepted",
         f"{overview.dead_lettered:,} dead-lettered",
-        f"{overview.duplicates:,} duplicates",
+        several(overview.duplicates, "duplicate"),
         *([f"{pending:,} pending"] if pending else []),
     ]
     return f"records: {overview.read + pending:,} read = {' + '.join(parts)}"
@@ -148,18 +186,21 @@ def remains(seen: Look) -> list[str]:
     overview = seen.overview
     if overview is None:
         return []
-    spool = overview.spool
     kept = sum(overview.dead_letters.values())
     by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in overview.dead_letters.items())
+    command = f"shipper dead-letters list{on_one_line(seen.options)}"
+    letters = f"dead letters: {kept:,} kept" + (f" ({by_rule}); look at them with: {command}" if kept else "")
+    return [*_spool(overview.spool, seen), letters, *unreachable(seen)]
+
+
+def _spool(spool: SpoolState, seen: Look) -> list[str]:
+    if not spool.segments:
+        return []
     until = ""
     if spool.delivered_until is not None and spool.delivered_until < seen.at:
         until = f", delivered until {moment(spool.delivered_until, seen.at)}"
-    return [
-        f"spool: {spool.segments:,} segments, {spool.bytes:,} bytes, {remaining(spool.lag_bytes, seen)}{until}",
-        f"dead letters: {kept:,} kept"
-        + (f" ({by_rule}); look at them with: shipper dead-letters list" if kept else ""),
-        *unreachable(seen),
-    ]
+    left = remaining(spool.lag_bytes, seen)
+    return [f"spool: {several(spool.segments, 'segment')}, {size(spool.bytes)}, {left}{until}"]
 
 
 def unreachable(seen: Look) -> list[str]:
@@ -168,11 +209,14 @@ def unreachable(seen: Look) -> list[str]:
     if overview is None or not overview.unreachable_bytes:
         return []
     inputs = overview.unreachable
-    lines = [f"unreachable: {overview.unreachable_bytes:,} bytes of {len(inputs):,} inputs, gone before they were read"]
-    lines += [
-        f"  {on_one_line(each.path)}: {each.bytes:,} bytes, noticed {iso(each.noticed_at)}" for each in inputs[-LISTED:]
+    lost = f"{size(overview.unreachable_bytes)} of {several(len(inputs), 'input')}"
+    return [
+        f"unreachable: {lost}, gone before they were read",
+        *(
+            f"  {on_one_line(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}"
+            for each in inputs[-LISTED:]
+        ),
     ]
-    return lines
 
 
 # A line -----------------------------------------------------------------------------------------------------------
@@ -184,5 +228,5 @@ def compact(seen: Look) -> str:
     parts = [part.strip() for part in headline(seen)]
     if live is not None:
         parts += [_rate(live), f"{live.pending:,} pending"]
-    parts += [remaining(seen.lag_bytes, seen), f"{sum(overview.dead_letters.values()):,} dead letters"]
+    parts += [remaining(seen.lag_bytes, seen), f"{several(sum(overview.dead_letters.values()), 'dead letter')} kept"]
     return f"{iso(seen.at)} {'; '.join(parts)}"

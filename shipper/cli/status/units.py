@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Final
 
+_BYTES: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _UNITS_S: Final = ((86_400, "days"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -20,6 +21,14 @@ def moment(seconds: float, now: float) -> str:
     """Write a moment as briefly as can be: without the day if that is today."""
     day, _, time = iso(seconds).partition("T")
     return time if time and day == iso(now).partition("T")[0] else iso(seconds)
+
+
+def size(count: float) -> str:
+    """Write a number of bytes: three figures, and the unit that keeps them below a thousand."""
+    power = 0
+    while abs(count) >= 999.5 and power < len(_BYTES) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:,.0f} {_BYTES[power]}" if abs(count) >= 99.95 else f"{count:.3g} {_BYTES[power]}"
 
 
 def span(seconds: float) -> str:

@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime, timedelta
 import typer
 from msgspec import Struct
 
+from shipper.cli.common import several
 from shipper.cli.status.inputs import remaining, stream_table
 from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import LISTED, headline, unreachable
@@ -86,8 +87,9 @@ def answer_lines(answer: Answer, seen: Look, *, shows_all: bool = False) -> list
     """Write the answer for a person."""
     moment = iso(answer.until)
     if answer.is_delivered:
-        lines = [f"yes: everything that was written up to {moment} is settled: accepted, or kept as dead letters"]
-        return lines + unreachable(seen)
+        kept = sum(seen.overview.dead_letters.values()) if seen.overview else 0
+        but = f", but for {several(kept, 'dead letter')}" if kept else ""
+        return [f"yes: everything that was written up to {moment} is delivered{but}", *unreachable(seen)]
     lines = [f"no: it is not known that everything that was written up to {moment} is settled"]
     if not answer.has_inputs:
         return [*lines, "  no input is known yet: nothing was shipped from here"]

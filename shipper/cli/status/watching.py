@@ -51,12 +51,18 @@ def view(seen: Look, width: int, height: int) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    is_well = seen.running is not None and not seen.running.pauses
-    top = [Text(line, "green" if is_well else "red") for line in headline(seen)]
+    top = [Text(line, _colour(seen)) for line in headline(seen)]
     prose = [Text(line) for line in figures(seen)]
     rest = [Text(line) for line in remains(seen)]
     taken = sum(-(-len(text) // width) for text in (*top, *prose, *rest)) + _HEADS
     return Group(*top, *prose, *_table(stream_lines(seen, max(1, min(LISTED, height - taken - 1)))), *rest)
+
+
+def _colour(seen: Look) -> str:
+    if seen.running is None or seen.running.pauses:
+        return "red"
+    overview = seen.overview
+    return "yellow" if overview and (overview.dead_letters or overview.unreachable_bytes) else "green"
 
 
 def _table(lines: Iterable[str]) -> list[Text]:

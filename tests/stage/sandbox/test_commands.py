@@ -76,7 +76,9 @@ def test_command_serves_what_it_prints_until_a_signal(tmp_path, stop):
     file = tmp_path / "shipper.toml"
     with started("--account-id", "7", "--write-config", file) as (process, text):
         settings = tomllib.loads(text[text.index("[intake]") : text.index("# One event by hand")])
-        assert tomllib.loads(file.read_text()) == settings
+        written = tomllib.loads(file.read_text())
+        assert written.pop("state") == {"directory": str(tmp_path / "shipper-state")}, "not that of one in earnest"
+        assert written == settings
         assert S_IMODE(file.stat().st_mode) == 0o600
         base_url = settings["intake"]["base_url"]
         assert text.startswith(f"# The sandbox listens at {base_url} (Ctrl-C ends it).")

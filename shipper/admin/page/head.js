@@ -1,0 +1,58 @@
+// The head of the page: which shipper it is, and what a person has to know or to do before all else.
+
+/** Tell shippers apart, of which there may be several on a machine. */
+function whichShipper(live) {
+  fill("kind", live.command ? `shipper ${visible(live.command)}` : "shipper");
+  const to = live.destination ? [" to ", quoted(live.destination)] : [];
+  const state = live.state_directory ? [", state in ", quoted(live.state_directory)] : [];
+  fill("where", ...to, ...state);
+}
+
+/** What became of the last attempt to read the settings again. */
+function notice(live) {
+  const before = "The settings could not be read again, and stay as they were: ";
+  const refused = live.reload_error ? el("span", {}, before, quoted(live.reload_error, 600), ". ") : null;
+  const later = list(live.restart_needed).map(visible).join(", ");
+  fill("notice", refused, later ? `Settings that changed, and take effect at the next start: ${later}.` : null);
+  document.getElementById("notice").hidden = !refused && !later;
+}
+
+function facts(live, now) {
+  const since = (at, words) => (isMoment(at) ? [time(at, now), ` (${words(at)})`] : null);
+  const items = [
+    ["Version", live.version ? [visible(live.version)] : null],
+    ["Process", isNumber(live.process_id) ? [String(live.process_id)] : null],
+    ["Up since", since(live.started_at, (at) => duration(now - at))],
+    ["Last acceptance", since(live.last_accepted_at, (at) => ago(at, now)) ?? ["none yet"]],
+  ];
+  fill("facts", ...items.map(([name, value]) => value && fact(name, ...value)));
+}
+
+const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
+
+/** A pause alone is named by the headline. */
+function pausePanels(live, now) {
+  const all = list(live.pauses).map(fields);
+  return all.map((each) => pausePanel(each, now, all.length > 1 || live.phase === "stopped"));
+}
+
+/** What happened, without what the advice says again. */
+function cause(pause) {
+  const [told, advised] = [String(pause.message ?? ""), String(pause.advice ?? "")];
+  const [hint, what] = told.match(/; check ([^(]*?)(?= \(|$)/) ?? [];
+  return hint && advised.includes(what) ? told.replace(hint, () => "") : told;
+}
+
+function pausePanel(pause, now, isNamed) {
+  const left = pause.next_probe_at - now;
+  const probe = fact("Next probe", left < 0.5 ? "any moment now" : `in ${duration(left)}`);
+  const since = fact("Since", time(pause.since, now), isMoment(pause.since) ? ` (${duration(now - pause.since)})` : "");
+  return el(
+    "article",
+    { class: "pause" },
+    isNamed ? el("h2", {}, words(pause.reason)) : null,
+    el("p", {}, quoted(cause(pause), 600)),
+    el("p", {}, el("b", {}, "What to do: "), quoted(pause.advice, 600)),
+    el("dl", {}, since, isMoment(pause.next_probe_at) ? probe : null),
+  );
+}

@@ -1,0 +1,252 @@
+"""Files that are followed while settings and clocks change, and what is said of how far they are delivered."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import pytest
+
+from shipper.records import Checkpoint, Chunk
+from shipper.sources.completion import KEEP, Completion
+from shipper.sources.discovery import Patterns
+from shipper.sources.follow import Follower
+from shipper.sources.identity import StreamBook, shown
+from shipper.state.overview import Overview, Present, look_at
+from shipper.state.store import Store
+
+LATER = 2000.0
+
+
+def lines(first: int, last: int) -> bytes:
+    return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
+
+
+class Bench:
+    """A folder, a store, and followers that are driven by hand; what is read is settled at once, or left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "logs"
+        self.folder.mkdir()
+        self.state = folder / "state"
+        self.state.mkdir()
+        self.store = Store(self.state)
+        self.wall_time = 1000.0
+
+    def patterns(self, *names: str) -> Patterns:
+        return Patterns([str(self.folder / name) for name in names], own_directory=self.state)
+
+    def start(
+        self, *names: str, completion: Completion = KEEP, start: Literal["beginning", "end"] = "beginning"
+    ) -> None:
+        """Begin as a new process does."""
+        self.names = names
+        ids = count(self.store.streams.youngest_id() + 1)
+        self.follower = Follower(
+            self.patterns(*names),
+            StreamBook(self.store.streams.known("file"), ids.__next__, max_record_bytes=1000),
+            self.store.streams,
+            rotate_wait_s=5.0,
+            wall_time=lambda: self.wall_time,
+            completion=completion,
+            start=start,
+        )
+        self.follower.look(self.follower.find(), 0.0)
+
+    def rename_patterns(self, *names: str) -> None:
+        """Change the settings, as SIGHUP does."""
+        self.names = names
+        self.follower.replace_patterns(self.patterns(*names))
+
+    def read(self, now: float) -> list[Chunk]:
+        self.follower.look(self.follower.find(), now)
+        chunks = []
+        while self.follower.has_news:
+            chunks += self.follower.read(now)
+        return chunks
+
+    def ship(self, *moments: float) -> bytes:
+        """Read and settle all there is at some moments."""
+        shipped = b""
+        for now in moments:
+            chunks = self.read(now)
+            checkpoints = [
+                Checkpoint(
+                    stream=chunk.stream,
+                    start_offset=chunk.start_offset,
+                    end_offset=chunk.end_offset,
+                    tail=chunk.data[-64:],
+                    read=1,
+                    accepted=1,
+                    duplicates=0,
+                    rejections=[],
+                )
+                for chunk in chunks
+            ]
+            self.store.save(checkpoints, self.wall_time)
+            for checkpoint in checkpoints:
+                checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
+            shipped += b"".join(chunk.data for chunk in chunks)
+        return shipped
+
+    def status(self, at: float) -> Overview:
+        found = self.patterns(*self.names).find()
+        overview = look_at(
+            self.state, at, [Present(shown(each.path), *each.place, each.status.st_size) for each in found]
+        )
+        assert overview is not None
+        return overview
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.follower.close()
+    bench.store.close()
+
+
+def write(path: Path, data: bytes) -> None:
+    with path.open("ab") as out:
+        out.write(data)
+
+
+# What is said to be delivered -------------------------------------------------------------------------------------
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_suffix(".log.1"))
+    path.touch()
+
+
+def copy_and_truncate(path: Path) -> None:
+    path.with_suffix(".log.1").write_bytes(path.read_bytes())
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("rotate", [rename, copy_and_truncate])
+def test_what_was_rotated_away_while_nothing_ran_is_not_said_to_be_delivered(
+    bench: Bench, rotate: Callable[[Path], None]
+):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 200))
+    bench.start("a.log")
+    assert bench.ship(1.0, 8.0) == lines(0, 200)
+    bench.follower.close()
+    write(path, lines(200, 300))
+    rotate(path)
+    assert bench.status(LATER).delivered_until != LATER
+    bench.start("a.log")
+    assert bench.ship(1.0, 2.0, 8.0) == lines(200, 300)
+    assert bench.status(LATER).delivered_until == LATER
+
+
+def test_what_was_renamed_since_the_last_look_is_not_said_to_be_delivered(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 10))
+    bench.start("a.log")
+    bench.ship(1.0, 2.0)
+    write(path, lines(10, 20))
+    rename(path)
+    assert bench.status(LATER).delivered_until != LATER
+    assert bench.ship(3.0) == lines(10, 20)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0], ids=["half of it", "all but its last newline"])
+def test_an_archive_that_is_not_read_to_its_end_is_not_said_to_be_delivered(bench: Bench, share: float):
+    chance = Random(1)
+    content = b"".join(b'{"n":"%s"}\n' % chance.randbytes(20).hex().encode() for _ in range(20_000))
+    archive = gzip.compress(content + b'{"n":"the last"}')
+    path = bench.folder / "a.gz"
+    path.write_bytes(archive[: int(share * len(archive))])
+    bench.start("a.gz")
+    shipped = bench.ship(1.0, 1.5, 2.0)
+    assert 0 < len(shipped) <= len(content)
+    assert bench.status(LATER).delivered_until != LATER
+    write(path, archive[int(share * len(archive)) :])
+    shipped += bench.ship(3.0, 4.0, 10.0, 20.0)
+    assert shipped.rstrip(b"\n") == content + b'{"n":"the last"}'
+    assert bench.status(LATER).delivered_until == LATER
+
+
+def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 10))
+    bench.wall_time = 5000.0
+    bench.start("a.log")
+    bench.ship(1.0)
+    write(path, lines(10, 11))
+    bench.ship(2.0)
+    bench.wall_time = 2000.0
+    write(path, lines(11, 20))
+    assert bench.read(3.0), "read, and not settled: the service is away"
+    until = bench.status(2100.0).delivered_until
+    assert until is None or until < 2050.0
+
+
+def test_a_file_of_two_names_lags_once(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 10))
+    (bench.folder / "current.log").symlink_to(path)
+    bench.start("*.log")
+    bench.read(1.0)
+    bench.read(2.0)
+    assert bench.follower.lag_bytes == path.stat().st_size == bench.status(LATER).lag_bytes
+
+
+# Other patterns ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [b"", lines(110, 120)], ids=["settled", "with news"])
+def test_a_file_that_is_named_no_more_is_left_alone_also_when_it_is_rotated(bench: Bench, more: bytes):
+    named, dropped = bench.folder / "a.log", bench.folder / "b.log"
+    write(named, lines(0, 5))
+    write(dropped, lines(100, 110))
+    bench.start("a.log", "b.log", completion=Completion("delete"))
+    bench.ship(1.0, 2.0, 3.0)
+    bench.rename_patterns("a.log")
+    bench.ship(4.0)
+    write(dropped, more)
+    dropped.rename(bench.folder / "b.log.1")
+    named.rename(bench.folder / "a.log.1")
+    write(named, lines(5, 6))
+    assert bench.ship(5.0, 6.0, 12.0, 20.0, 30.0) == lines(5, 6)
+    assert (bench.folder / "b.log.1").exists()
+    assert not (bench.folder / "a.log.1").exists()
+
+
+def test_a_file_that_was_named_before_is_not_begun_at_its_end_when_wider_patterns_come(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 5))
+    bench.start("a.log", start="end")
+    bench.ship(1.0, 2.0)
+    path.rename(bench.folder / "a.log.1")
+    write(path, lines(5, 10))
+    bench.rename_patterns("*.log")
+    assert bench.ship(3.0, 4.0, 9.0, 15.0) == lines(5, 10)
+
+
+def test_a_copy_that_was_dropped_before_it_was_decided_is_still_known_as_one(bench: Bench):
+    path, copy = bench.folder / "a.log", bench.folder / "a.copy"
+    write(path, lines(0, 300))
+    bench.start("a.log", "*.copy")
+    bench.ship(1.0, 2.0)
+    copy.write_bytes(path.read_bytes())
+    assert bench.ship(3.0) == b""
+    bench.rename_patterns("a.log")
+    assert bench.ship(3.5) == b""
+    bench.rename_patterns("a.log", "*.copy")
+    assert bench.ship(3.6) == b""
+    os.truncate(path, 0)
+    assert bench.ship(4.0, 5.0, 12.0) == b""
+
+
+def test_a_pattern_that_is_no_name_finds_nothing_and_harms_nothing(bench: Bench):
+    write(bench.folder / "a.log", lines(0, 5))
+    bench.start("a\0.log", "a.log")
+    assert bench.ship(1.0) == lines(0, 5)
