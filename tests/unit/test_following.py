@@ -2,96 +2,21 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from shipper.records import Checkpoint, Chunk, Stream
+from shipper.records import Chunk, Stream
 from shipper.sources.content import Plain
-from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
-from shipper.sources.identity import StreamBook
 from shipper.sources.reader import READ_BYTES, likeness
-from shipper.state.store import Store
-
-ROTATE_WAIT_S = 5.0
-
-
-def settle(store: Store, chunks: Iterable[Chunk]) -> None:
-    """Save chunks as if their records had all been accepted, the way the pipeline does it."""
-    checkpoints = [
-        Checkpoint(
-            stream=chunk.stream,
-            end_offset=chunk.end_offset,
-            tail=chunk.data[-64:],
-            read=1,
-            accepted=1,
-            duplicates=0,
-            rejections=[],
-        )
-        for chunk in chunks
-    ]
-    store.save(checkpoints, 1.0)
-    for checkpoint in checkpoints:
-        checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
-
-
-class Bench:
-    """A folder, a store, and followers of `*.log` that are driven by hand."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "logs"
-        self.folder.mkdir()
-        self.state = folder / "state"
-        self.state.mkdir()
-        self.store = Store(self.state)
-        self.clock = count(1)
-        self.wall_time = 1.0
-        self.follower = self.start()
-
-    def start(self, **changes: int) -> Follower:
-        """Begin as a new process does, with what the store knows."""
-        book = StreamBook(
-            self.store.streams.known("file"),
-            count(self.store.streams.youngest_id() + 1).__next__,
-            max_record_bytes=1000,
-        )
-        self.follower = Follower(
-            Patterns([str(self.folder / "*.log")], own_directory=self.state),
-            book,
-            self.store.streams,
-            rotate_wait_s=ROTATE_WAIT_S,
-            wall_time=lambda: self.wall_time,
-            **changes,
-        )
-        self.follower.look(self.follower.find(), 0.0)
-        return self.follower
-
-    def stop(self) -> None:
-        self.follower.close()
-
-    def write(self, name: str, data: bytes, *, mode: str = "ab") -> Path:
-        path = self.folder / name
-        with path.open(mode) as out:
-            out.write(data)
-        at = next(self.clock)
-        os.utime(path, (at, at))  # no test depends on how finely the file system tells the time
-        return path
-
-    def look(self, now: float) -> list[Chunk]:
-        self.follower.look(self.follower.find(), now)
-        return self.follower.read(now)
-
-    def read(self, now: float) -> bytes:
-        return b"".join(chunk.data for chunk in self.look(now))
+from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(tmp_path)
+    bench.start()
     yield bench
     bench.stop()
     bench.store.close()
@@ -250,7 +175,6 @@ def test_a_look_that_saw_more_than_is_read_yet_says_nothing_of_what_is_delivered
 
 def test_a_file_that_was_closed_for_others_is_known_to_have_been_unchanged(tmp_path: Path):
     bench = Bench(tmp_path)
-    bench.stop()
     bench.start(max_open=1)
     bench.write("a.log", lines(0, 10))
     settle(bench.store, look_at(bench, 100.0))

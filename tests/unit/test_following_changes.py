@@ -5,20 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from random import Random
-from typing import Literal
 
 import pytest
 
-from shipper.records import Checkpoint, Chunk
-from shipper.sources.completion import KEEP, Completion
-from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
-from shipper.sources.identity import StreamBook, shown
-from shipper.state.overview import Overview, Present, look_at
-from shipper.state.store import Store
+from shipper.sources.completion import Completion
+from tests.unit.follower_bench import Bench
 
 LATER = 2000.0
 
@@ -27,87 +20,12 @@ def lines(first: int, last: int) -> bytes:
     return b"".join(b'{"n":%06d}\n' % number for number in range(first, last))
 
 
-class Bench:
-    """A folder, a store, and followers that are driven by hand; what is read is settled at once, or left."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "logs"
-        self.folder.mkdir()
-        self.state = folder / "state"
-        self.state.mkdir()
-        self.store = Store(self.state)
-        self.wall_time = 1000.0
-
-    def patterns(self, *names: str) -> Patterns:
-        return Patterns([str(self.folder / name) for name in names], own_directory=self.state)
-
-    def start(
-        self, *names: str, completion: Completion = KEEP, start: Literal["beginning", "end"] = "beginning"
-    ) -> None:
-        """Begin as a new process does."""
-        self.names = names
-        ids = count(self.store.streams.youngest_id() + 1)
-        self.follower = Follower(
-            self.patterns(*names),
-            StreamBook(self.store.streams.known("file"), ids.__next__, max_record_bytes=1000),
-            self.store.streams,
-            rotate_wait_s=5.0,
-            wall_time=lambda: self.wall_time,
-            completion=completion,
-            start=start,
-        )
-        self.follower.look(self.follower.find(), 0.0)
-
-    def rename_patterns(self, *names: str) -> None:
-        """Change the settings, as SIGHUP does."""
-        self.names = names
-        self.follower.replace_patterns(self.patterns(*names))
-
-    def read(self, now: float) -> list[Chunk]:
-        self.follower.look(self.follower.find(), now)
-        chunks = []
-        while self.follower.has_news:
-            chunks += self.follower.read(now)
-        return chunks
-
-    def ship(self, *moments: float) -> bytes:
-        """Read and settle all there is at some moments."""
-        shipped = b""
-        for now in moments:
-            chunks = self.read(now)
-            checkpoints = [
-                Checkpoint(
-                    stream=chunk.stream,
-                    start_offset=chunk.start_offset,
-                    end_offset=chunk.end_offset,
-                    tail=chunk.data[-64:],
-                    read=1,
-                    accepted=1,
-                    duplicates=0,
-                    rejections=[],
-                )
-                for chunk in chunks
-            ]
-            self.store.save(checkpoints, self.wall_time)
-            for checkpoint in checkpoints:
-                checkpoint.stream.move_checkpoint(checkpoint.end_offset, checkpoint.tail)
-            shipped += b"".join(chunk.data for chunk in chunks)
-        return shipped
-
-    def status(self, at: float) -> Overview:
-        found = self.patterns(*self.names).find()
-        overview = look_at(
-            self.state, at, [Present(shown(each.path), *each.place, each.status.st_size) for each in found]
-        )
-        assert overview is not None
-        return overview
-
-
 @pytest.fixture
 def bench(tmp_path: Path):
     bench = Bench(tmp_path)
+    bench.wall_time = 1000.0
     yield bench
-    bench.follower.close()
+    bench.stop()
     bench.store.close()
 
 
@@ -137,7 +55,7 @@ def test_what_was_rotated_away_while_nothing_ran_is_not_said_to_be_delivered(
     write(path, lines(0, 200))
     bench.start("a.log")
     assert bench.ship(1.0, 8.0) == lines(0, 200)
-    bench.follower.close()
+    bench.stop()
     write(path, lines(200, 300))
     rotate(path)
     assert bench.status(LATER).delivered_until != LATER
@@ -184,7 +102,7 @@ def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
     bench.ship(2.0)
     bench.wall_time = 2000.0
     write(path, lines(11, 20))
-    assert bench.read(3.0), "read, and not settled: the service is away"
+    assert bench.look(3.0), "read, and not settled: the service is away"
     until = bench.status(2100.0).delivered_until
     assert until is None or until < 2050.0
 
@@ -194,8 +112,8 @@ def test_a_file_of_two_names_lags_once(bench: Bench):
     write(path, lines(0, 10))
     (bench.folder / "current.log").symlink_to(path)
     bench.start("*.log")
-    bench.read(1.0)
-    bench.read(2.0)
+    bench.look(1.0)
+    bench.look(2.0)
     assert bench.follower.lag_bytes == path.stat().st_size == bench.status(LATER).lag_bytes
 
 
