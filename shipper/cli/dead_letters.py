@@ -129,23 +129,46 @@ def export(
     log_format: LogFormatOption = None,
 ) -> None:
     """
-    Write the records to standard output as they came, one a line, oldest first. Works while a shipper runs.
+    Write the records to standard output as they came, one a line, oldest first; rows of CSV behind their header. Works
+    while a shipper runs.
 
     Example: shipper dead-letters export --reason ip > ip.ndjson
     """
     selection = _selection(reason, since, path, delivery)
+    whole = msgspec.structs.replace(selection, has_raw=True)
     settings = prepare(config, overrides, log_level, log_format)
     with _opened(settings) as letters:
         if letters is None:
             say(_none(selection))
             return
+        header = _common_header(letters.forms(whole))
         with reader_may_leave():
-            for letter_id in letters.ids(msgspec.structs.replace(selection, has_raw=True)):
+            sys.stdout.buffer.write(header)
+            for letter_id in letters.ids(whole):
                 content = letters.content(letter_id)
                 if content is not None:
-                    sys.stdout.buffer.write(content.raw.replace(b"\n", b" ") + b"\n")
+                    # Within quotes, CSV may have newlines; of JSON, only what is broken.
+                    record = content.raw if header else content.raw.replace(b"\n", b" ")
+                    sys.stdout.buffer.write(record + b"\n")
             sys.stdout.buffer.flush()
         _tell_position_only(letters, selection)
+
+
+def _common_header(forms: dict[bytes, str]) -> bytes:
+    """
+    Tell what has to stand in front of records that are to be one file; empty for JSON.
+
+    Raises:
+        typer.BadParameter: They have several forms.
+    """
+    if len(forms) > 1:
+        inputs = ", ".join(plain(path) for path in forms.values())
+        raise typer.BadParameter(
+            f"these records have {len(forms)} forms (JSON lines, or CSV with different headers), which cannot stand in "
+            f"one file; choose inputs with --path, such as one of {inputs}"
+        )
+    header = next(iter(forms), b"")
+    return header if not header or header.endswith(b"\n") else header + b"\n"
 
 
 def replay(

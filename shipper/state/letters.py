@@ -136,6 +136,16 @@ class Letters:
             )
             return [letter_id for (letter_id,) in rows]
 
+    def forms(self, selection: Selection) -> dict[bytes, str]:
+        """Tell what the records mean nothing without, such as headers of CSV; empty for JSON. With an input of each."""
+        where, values = selection.where()
+        with understood(self._path):
+            return dict(
+                self._db.execute(
+                    f"SELECT header, min(path) FROM dead_letters WHERE {where} GROUP BY header ORDER BY min(id)", values
+                )
+            )
+
     def get(self, letter_id: int) -> DeadLetter | None:
         """Describe one; None if it is gone."""
         with understood(self._path):

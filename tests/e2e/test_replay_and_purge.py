@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import signal
 import subprocess
@@ -318,6 +320,30 @@ def test_an_export_gives_the_bytes_back(shipper: Shipper, service: Service, samp
             ["bash", "-c", head], capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder
         )
         assert (done.stdout[10:], done.stderr) == (b"0\n", b"")
+
+
+def test_exported_rows_of_csv_can_be_mended_and_shipped(shipper: Shipper, service: Service, sample: Sample):
+    names = list(json.loads(sample.lines[0]))
+    table = io.StringIO(newline="")
+    rows = csv.DictWriter(table, names, lineterminator="\r\n")
+    rows.writeheader()
+    for line in sample.lines[:6]:
+        rows.writerow(json.loads(line) | {"ConsumerCountry": "GBR", "Username": "two\nlines"})
+    (shipper.folder / "a.csv").write_text(table.getvalue(), newline="")
+    assert shipper.backfill("a.csv").counts() == (6, 0, 6, 0, 0)
+    command = [SHIPPER, "dead-letters", "export", "--config", shipper.config]
+    done = subprocess.run(command, capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder)
+    assert (done.returncode, done.stderr) == (0, b"")
+    (shipper.folder / "mended.csv").write_bytes(done.stdout.replace(b"GBR", b"GB"))
+    assert shipper.backfill("mended.csv").counts() == (6, 6, 0, 0, 0)
+    assert service.holds(sample.ids[:6])
+
+    refuse(shipper, sample.lines[6:8])
+    both = letters(shipper, "export")
+    assert (both.returncode, both.stdout) == (2, "")
+    assert "2 forms" in both.stderr
+    assert "--path" in both.stderr
+    assert len(letters(shipper, "export", "--path", "*.ndjson").stdout.splitlines()) == 2
 
 
 def test_where_nothing_is_there_is_nothing_to_look_at(shipper: Shipper, service: Service):
