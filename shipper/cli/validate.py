@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, reader_may_leave
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    prepare,
+    reader_may_leave,
+    several,
+)
 from shipper.cli.ship import named_files
 from shipper.config import InputSettings, Settings
 
@@ -89,6 +97,7 @@ class Findings(msgspec.Struct):
     Attributes:
         without_header: Inputs of CSV of which no column has a name that is known; their names are not among the unknown
             fields, as they may be a record's values.
+        missing_columns: Of inputs of CSV, the columns that `records.mapping` names and that are not there.
     """
 
     records: int = 0
@@ -99,6 +108,7 @@ class Findings(msgspec.Struct):
     normalized: dict[str, int] = {}
     unknown_fields: dict[str, int] = {}
     without_header: list[str] = []
+    missing_columns: dict[str, list[str]] = {}
 
 
 class _Check:
@@ -108,7 +118,9 @@ class _Check:
         from shipper.codec import Codec, latest_timestamp
         from shipper.codec.mapping import SourceMapping
 
-        self._known_names = SourceMapping(settings.records.field_sources).names
+        sources = settings.records.field_sources
+        self._known_names = SourceMapping(sources).names
+        self._mapped_names = {path for source in sources.values() for path in source.paths if "." not in path}
         self._hidden_names: set[str] = set()
         self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
@@ -151,10 +163,14 @@ class _Check:
         from shipper.framing import CsvRows
 
         framing = chunk.stream.framing
-        if isinstance(framing, CsvRows) and not self._known_names.intersection(framing.names):
+        if not isinstance(framing, CsvRows):
+            return
+        if not self._known_names.intersection(framing.names):
             self._hidden_names.update(framing.names)
             if name not in self.findings.without_header:
                 self.findings.without_header.append(name)
+        elif missing := sorted(self._mapped_names.difference(framing.names)):
+            self.findings.missing_columns[name] = missing
 
     def _example(self, name: str, line: int, rejection: Rejection, chunk: Chunk) -> Example:
         from shipper.codec import FIELD_RULES
@@ -173,7 +189,7 @@ class _Check:
     def in_words(self) -> str:
         """Write the findings for a person."""
         found = self.findings
-        parts = [f"{found.records:,} records: {found.good:,} good"]
+        parts = [f"{several(found.records, 'record')}: {found.good:,} good"]
         if found.duplicates:
             parts[0] += f", {found.duplicates:,} repeat an EventId"
         if found.failed:
@@ -184,6 +200,8 @@ class _Check:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
         question = "no column has a name that is known here; is its first row a header?"
         parts += [f"{name}: {question}" for name in found.without_header]
+        missing = "records.mapping names columns that are not there"
+        parts += [f"{name}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()]
         for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
             parts.append(f"\n{rule}: {broken.count:,}")
             parts += [_in_words(example) for example in broken.examples]

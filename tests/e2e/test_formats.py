@@ -320,3 +320,14 @@ def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields
     for line in sample.lines[:5]:
         for field in ("IP", "Username", "BTag"):
             assert json.loads(line)[field] not in result.stdout + result.stderr
+
+
+def test_a_mapping_that_names_a_column_which_is_not_there_is_told(shipper: Shipper, sample: Sample):
+    names = [*json.loads(sample.lines[0]), "marke"]
+    row = [*map(str, json.loads(sample.lines[0]).values()), "11"]
+    (shipper.folder / "a.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")
+    for column, is_told in (("marke", False), ("market", True)):
+        mapping = f'{{BrandID = "{column}"}}'
+        result = shipper.run("validate", "a.csv", settings={"records.mapping": mapping, "input.format": "csv"})
+        assert ("names columns that are not there: market" in result.stdout) == is_told, result.stdout
+        assert result.returncode == (3 if is_told else 0)
