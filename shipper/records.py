@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -21,6 +21,10 @@ from shipper.framing import LINES, Framing
 LedgerKey = tuple[str, int, str, str]
 StreamKind = Literal["file", "spool", "replay"]
 DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
+
+# So much of a stream before its checkpoint tells it from others: more than a whole record, as the ends of records are
+# much alike, and files that begin alike may have the same length.
+MARKER_BYTES: Final = 512
 
 
 def digest(data: bytes) -> bytes:
@@ -43,7 +47,7 @@ class Stream(Struct, eq=False, kw_only=True):
         checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
         read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
         head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
-        marker_bytes, marker_digest: Length and digest of the last bytes (at most 64) before the checkpoint.
+        marker_bytes, marker_digest: Length and digest of the last bytes before the checkpoint, at most `MARKER_BYTES`.
         framing: How its records lie in it.
         settled_until: Everything that was in it at this moment is settled and saved; seconds since the epoch, None =
             not known.
@@ -197,7 +201,7 @@ class Span(Struct, eq=False, kw_only=True):
         chunk: Where its records stand as they came; None once no record is unsettled.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
-        tail: The last bytes of the stretch (at most 64): the marker, should the checkpoint come to its end.
+        tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.
         ledger: How many of its events are, or are to be, accepted.
         repeated: How many of its records are duplicates.
     """

@@ -26,9 +26,8 @@ from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_de
 from shipper.codec.tally import tally
 from shipper.config import RecordsSettings
 from shipper.framing import LINES, CsvRows, Frame, Framing
-from shipper.records import Chunk, EncodedChunk, Rejection, Span, Stream
+from shipper.records import MARKER_BYTES, Chunk, EncodedChunk, Rejection, Span, Stream
 
-MARKER_BYTES: Final = 64
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")

@@ -8,12 +8,11 @@ from typing import Final, Literal, NamedTuple
 
 from shipper.errors import SourceError
 from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
-from shipper.records import Chunk, Stream, digest
+from shipper.records import MARKER_BYTES, Chunk, Stream, digest
 from shipper.sources.content import Content, begins_like_archive, compression_of, open_content
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
-TAIL_BYTES: Final = 64
 
 
 class InputForm(NamedTuple):
@@ -111,7 +110,7 @@ class StreamReader:
     def _last_bytes_seen(self) -> bytes:
         """Read what stands before the offset, or before the place up to which the end of a line was looked for."""
         end = max(self.offset, self._scanned)
-        length = min(TAIL_BYTES, end)
+        length = min(MARKER_BYTES, end)
         return self.content.pread(length, end - length)
 
     def is_intact(self) -> bool:
@@ -260,7 +259,7 @@ class StreamReader:
         self.offset = self.stream.read_offset = end_offset
         self._note_head()
         self._scanned = 0
-        self._tail = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else self._last_bytes_seen()
+        self._tail = data[-MARKER_BYTES:] if len(data) >= MARKER_BYTES else self._last_bytes_seen()
         return chunk
 
     def _note_head(self) -> None:

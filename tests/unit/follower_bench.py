@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shipper.records import Checkpoint, Chunk
+from shipper.records import MARKER_BYTES, Checkpoint, Chunk
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 from shipper.sources.identity import StreamBook, shown
@@ -25,7 +25,7 @@ def settle(store: Store, chunks: Iterable[Chunk], wall_time: float = 1.0) -> Non
             stream=chunk.stream,
             start_offset=chunk.start_offset,
             end_offset=chunk.end_offset,
-            tail=chunk.data[-64:],
+            tail=chunk.data[-MARKER_BYTES:],
             read=1,
             accepted=1,
             duplicates=0,

@@ -10,7 +10,7 @@ import pytest
 
 from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
-from shipper.records import Batch, Chunk, Stream
+from shipper.records import MARKER_BYTES, Batch, Chunk, Stream
 from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, LIMIT, encode, event, good_lines, judge, line
 
@@ -266,7 +266,7 @@ def test_the_tail_of_a_piece_is_what_stands_before_its_end():
     data = b"\n".join([line(1), b"bad", line(2), b""])
     for piece in encode(data, start=900, room_events=1):
         end = piece.span.end_offset - 900
-        assert piece.span.tail == data[max(0, end - 64) : end]
+        assert piece.span.tail == data[max(0, end - MARKER_BYTES) : end]
 
 
 def test_a_line_of_which_only_the_position_is_known_is_one_dead_letter():

@@ -168,3 +168,21 @@ def test_a_pattern_that_is_no_name_finds_nothing_and_harms_nothing(bench: Bench)
     write(bench.folder / "a.log", lines(0, 5))
     bench.start("a\0.log", "a.log")
     assert bench.ship(1.0) == lines(0, 5)
+
+
+# Files that are much alike ----------------------------------------------------------------------------------------
+
+
+def test_a_file_that_begins_like_one_that_has_gone_and_whose_records_end_alike_is_another_one(bench: Bench):
+    """Of one length, too: only the middle of the last record tells them apart."""
+
+    def alike(number: int) -> bytes:
+        return b'{"id":"%06d","status":"Verified","affiliate":"70012","state":"","more":"%b"}\n' % (number, b"x" * 100)
+
+    head = b"".join(map(alike, range(10)))
+    (bench.folder / "a.log").write_bytes(head + alike(100))
+    bench.start("*.log")
+    assert bench.ship(1.0, 2.0, 10.0) == head + alike(100)
+    (bench.folder / "a.log").unlink()
+    (bench.folder / "b.log").write_bytes(head + alike(200) + alike(201))
+    assert bench.ship(11.0, 12.0, 20.0) == head + alike(200) + alike(201)
