@@ -459,8 +459,9 @@ def test_wait_is_latency_and_seeded_jitter(monkeypatch: pytest.MonkeyPatch, seed
 
 
 def test_answer_comes_no_sooner_than_the_latency(start: Start):
-    sandbox = start(latency_seconds=0.05)
+    sandbox = start(latency_seconds=0.3)
     sandbox.call("intake")
     sandbox.call("report")
-    assert all(entry["seconds"] >= 0.045 for entry in sandbox.log())  # a timer may come a little early
+    # A timer comes early by as long as the loop had been busy when it was set.
+    assert all(entry["seconds"] >= 0.2 for entry in sandbox.log())
     assert len(sandbox.log()) == 2
