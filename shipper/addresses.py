@@ -75,13 +75,14 @@ def _wrong(what: str, key: str) -> ConfigError:
 
 def check_listen_address(written: str, *, key: str) -> None:
     """
-    Check an address to listen on.
+    Check an address to listen on; empty = none.
 
     Raises:
         ConfigError: It is not HOST:PORT.
     """
     try:
-        listen_address(written)
+        if written:
+            listen_address(written)
     except ValueError:
         what = f"{written!r} is no address to listen on; expected HOST:PORT, such as 127.0.0.1:9464 or [::1]:9464"
         raise ConfigError(f'{what}, or "" for none', key=key) from None

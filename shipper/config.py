@@ -353,8 +353,7 @@ class AdminSettings(Section, frozen=True):
     )
 
     def __post_init__(self) -> None:
-        if self.listen:
-            check_listen_address(self.listen, key="listen")
+        check_listen_address(self.listen, key="listen")
 
 
 class Settings(Section, frozen=True):

@@ -6,8 +6,9 @@ import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import uvicorn
 
@@ -21,14 +22,28 @@ _JOIN_LIMIT_SECONDS = 10
 
 class Server(uvicorn.Server):
     """
-    uvicorn's server without its signal handlers: it ends the process by the signal, and here that is others' business.
+    uvicorn's server without its logs, and without its signal handlers: it ends the process by the signal, and here that
+    is others' business.
 
+    Args:
+        options: Of `uvicorn.Config`.
     Attributes:
         up: Set when connections are accepted.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
+    def __init__(self, app: Callable[..., Any], **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                **options,
+            )
+        )
         self.up = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()

@@ -19,7 +19,7 @@ from shipper.admin import page
 from shipper.admin.metrics import CONTENT_TYPE, Metrics
 from shipper.errors import ShipperError
 from shipper.report.history import LatestFetch, latest_fetch
-from shipper.state.standing import Standing, StateNow, standing
+from shipper.state.standing import Standing, StateNow, state_now
 from shipper.telemetry.board import Board
 
 _FRESH_S: Final = 1.0
@@ -87,7 +87,7 @@ class Admin:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:
                 now = self._wall_time()
-                self._state = standing(self._directory, None, now).state, latest_fetch(self._directory)
+                self._state = state_now(self._directory, now), latest_fetch(self._directory)
                 self._state_until = started_at + max(_FRESH_S, _COST_SHARE * (self._now() - started_at))
             return self._state
 

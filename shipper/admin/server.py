@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
-import uvicorn
 
 from shipper.addresses import listen_address
 from shipper.admin.app import Admin
@@ -39,18 +38,12 @@ def serving(
     """
     host, port = listen_address(address)
     with listen(host, port, key="admin.listen") as listener:
-        config = uvicorn.Config(
+        server = Server(
             Admin(board, directory, wall_time=wall_time, now=now).app(),
             http="httptools",
             loop="asyncio",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        with running_in_thread(Server(config), listener, name="admin server"):
+        with running_in_thread(server, listener, name="admin server"):
             log.info("admin_listening", address=address_of(listener))
             yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import tempfile
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from shipper.cli.common import run_async
+from shipper.cli.config import toml_value
 from shipper.errors import ConfigError
 from shipper.sandbox.options import (
     IN_MEMORY,
@@ -248,8 +248,8 @@ def _write_configuration(path: Path, access: Access) -> None:
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
             # Not where the state of a shipper in earnest may be.
-            state = str(path.with_name("shipper-state").absolute())
-            file.write(f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {json.dumps(state)}\n")
+            state = toml_value(path.with_name("shipper-state").absolute())
+            file.write(f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {state}\n")
         os.replace(file.name, path)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", key="--write-config", source=str(path)) from error

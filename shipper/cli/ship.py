@@ -16,7 +16,7 @@ import msgspec
 import structlog
 import typer
 
-from shipper.addresses import listen_address
+from shipper.addresses import check_listen_address
 from shipper.cli.common import (
     ConfigOption,
     ListenOption,
@@ -134,7 +134,7 @@ def pipe(
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
-    check_listen(listen)
+    check_listen_address(listen, key="--listen")
 
     def source(state: OpenState) -> Source:
         return _spool(settings, state, sys.stdin.fileno())
@@ -159,7 +159,7 @@ def backfill(
     """
     form = checked_form(summary)
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
-    check_listen(listen)
+    check_listen_address(listen, key="--listen")
     files = named_files(paths, settings)
 
     def source(state: OpenState) -> Source:
@@ -240,15 +240,6 @@ def checked_form(form: str) -> Literal["text", "json"]:
     if form not in {"text", "json"}:
         raise typer.BadParameter(f"{form!r} is not a form of summary; there are: text, json")
     return "json" if form == "json" else "text"
-
-
-def check_listen(address: str) -> None:
-    """Check a value of `--listen`."""
-    try:
-        if address:
-            listen_address(address)
-    except ValueError:
-        raise typer.BadParameter(f"{address!r} is no HOST:PORT, such as 127.0.0.1:9465") from None
 
 
 def ship(

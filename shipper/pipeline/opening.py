@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from shipper.config import Settings
 from shipper.sources.reader import NDJSON, InputForm
-from shipper.sources.spool import Input, Spool, youngest_segment_id
+from shipper.sources.segments import youngest_segment_id
+from shipper.sources.spool import Input, Spool
 from shipper.state.directory import locked_directory
 from shipper.state.store import Store
 

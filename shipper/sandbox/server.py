@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from signal import SIGINT, SIGTERM, Signals
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import anyio
 import msgspec
-import uvicorn
 from anyio import create_task_group, open_signal_receiver
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -128,8 +127,8 @@ class SandboxThread:
 class _Server(Server):
     """A server that tells the service when it is about to end."""
 
-    def __init__(self, config: uvicorn.Config, stopping: anyio.Event) -> None:
-        super().__init__(config)
+    def __init__(self, app: Callable[..., Any], stopping: anyio.Event, **options: Any) -> None:
+        super().__init__(app, **options)
         self._stopping = stopping
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -155,21 +154,16 @@ def _prepared(
     ):
         base_url = address_of(listener)
         service = Service(options, store, script, clock)
-        config = uvicorn.Config(
+        server = _Server(
             create_app(service, Control(service, base_url=base_url)),
+            service.stopping,
             http=_Protocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",
-            access_log=False,
-            server_header=False,
             date_header=False,  # the application writes it, by the service's clock
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
         access = Access(base_url, options.subscription_key, service.tokens.issue())
-        yield _Server(config, service.stopping), listener, access, store
+        yield server, listener, access, store
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -26,10 +26,8 @@ from shipper.records import Backlog, Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
-from shipper.sources.segments import Segment, Segments, youngest_segment_id
+from shipper.sources.segments import Segment, Segments
 from shipper.sources.standard_input import StandardInput
-
-__all__ = ["Input", "Spool", "youngest_segment_id"]
 
 log = structlog.get_logger("sources")
 

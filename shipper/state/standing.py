@@ -82,17 +82,16 @@ class Standing(Struct, frozen=True):
     state: StateNow
 
 
-def standing(directory: Path, live: Live | None, at: float) -> Standing:
+def state_now(directory: Path, at: float) -> StateNow:
     """
-    Tell how the shipper of a state directory stands; the caller need not hold the lock.
+    Tell what a state directory says; the caller need not hold the lock.
 
     Args:
-        live: What the shipper says of itself.
         at: The time, seconds since the epoch.
     Raises:
         StateError: As for `Store`.
     """
-    return Standing(live, in_brief(look_at(directory, at) or Overview(), newest_letters(directory)))
+    return in_brief(look_at(directory, at) or Overview(), newest_letters(directory))
 
 
 def in_brief(overview: Overview, letters: list[NewestLetter], streams: int | None = STREAMS_SHOWN) -> StateNow:

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.records import Chunk, Stream
-from shipper.sources.spool import Spool, youngest_segment_id
+from shipper.sources.segments import youngest_segment_id
+from shipper.sources.spool import Spool
 
 
 class Rows:

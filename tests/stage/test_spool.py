@@ -13,7 +13,8 @@ import anyio
 import pytest
 
 from shipper.records import Chunk, Stream
-from shipper.sources.spool import Spool, youngest_segment_id
+from shipper.sources.segments import youngest_segment_id
+from shipper.sources.spool import Spool
 
 
 class Bench:

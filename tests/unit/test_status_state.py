@@ -13,7 +13,7 @@ import pytest
 from shipper.records import Checkpoint, Rejection, Stream
 from shipper.state.live_file import LIVE_FILE, read_live
 from shipper.state.overview import Overview, Present, SpoolState, StreamState, look_at
-from shipper.state.standing import standing
+from shipper.state.standing import Standing, state_now
 from shipper.state.store import Store
 from shipper.telemetry.live import Live
 
@@ -199,7 +199,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
     ]
     for number in range(1, 31):
         known(store, tmp_path / str(number), number, stream_id=number, rejections=rejections if number == 1 else [])
-    document = msgspec.to_builtins(standing(tmp_path, None, AT))
+    document = msgspec.to_builtins(Standing(None, state_now(tmp_path, AT)))
     assert document["live"] is None
     state = document["state"]
     assert [each["lag_bytes"] for each in state["streams"]] == list(range(99, 79, -1))
@@ -222,7 +222,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
 
 
 def test_without_a_state_there_is_an_empty_document(tmp_path: Path):
-    state = standing(tmp_path, None, AT).state
+    state = state_now(tmp_path, AT)
     assert (state.read, state.streams, state.newest_dead_letters) == (0, [], [])
     assert list(tmp_path.iterdir()) == []
 

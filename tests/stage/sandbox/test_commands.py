@@ -71,6 +71,16 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 # The command serves
 
 
+def test_the_configuration_names_a_folder_of_any_name(tmp_path):
+    folder = tmp_path / 'dice \N{GAME DIE}, \x7f and "quotes"'
+    folder.mkdir()
+    with started("--write-config", folder / "shipper.toml") as (process, _):
+        written = tomllib.loads((folder / "shipper.toml").read_text())
+        assert written["state"] == {"directory": str(folder / "shipper-state")}
+        process.terminate()
+        assert process.wait(10) == 0
+
+
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_command_serves_what_it_prints_until_a_signal(tmp_path, stop):
     file = tmp_path / "shipper.toml"
