@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Self
 
@@ -24,6 +25,14 @@ REPORT = "/dpm/v1/dar/1001/2026-03-01/2026-03-31"
 PATHS = {"intake": wire.INTAKE_PATH, "report": REPORT, "token": "/oauth2/v2.0/token"}
 METHODS = {"intake": "POST", "report": "GET", "token": "POST"}
 NO_EVENTS = {"requests": 0, "events_received": 0, "events_stored": 0, "duplicates": 0, "rejected": 0}
+
+
+def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
+    """Poll until it is so."""
+    end = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end, "it has not come to that"
+        time.sleep(0.005)
 
 
 class HandClock:

@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -26,6 +25,7 @@ from tests.stage.sandbox.driver import (
     body,
     changed,
     event_id,
+    eventually,
     gateway_answer,
     sample,
     told,
@@ -37,13 +37,6 @@ TAKEN = {"accepted": 1, "duplicates": 0, "rejected": []}
 TOLD_SO = "The sandbox was told to answer so."
 PAGE = b"<!doctype html><title>Sign in</title><h1>Sign in to the network</h1>\n"
 WHEN = ["before", "after"]
-
-
-def eventually(is_so: Callable[[], object], limit_s: float = 5.0) -> None:
-    end = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end, "it has not come to that"
-        time.sleep(0.005)
 
 
 @pytest.fixture
