@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shipper.cli import app
+from shipper.cli.app import app
 from shipper.cli.report.options import selected
 from shipper.errors import ShipperError, SourceError
 
