@@ -1,7 +1,10 @@
 """
 The pipeline: wires the stages, stops them, and tells what became of the records.
 
-    pipeline    the flow from the source to the senders, and the ladder of a stop
+    pipeline    the flow from the source to the service, and the ladder of a stop
+    middle      what stands between the source and the settlement: `in_process`
+    packer      from chunks to batches
+    settlement  the books: what is settled, and whether more may be begun
     saver       what is settled is saved, once in each interval; what happens when it cannot be
     observer    what can be seen of it: a snapshot every second, a line in the log every half minute
     reload      which settings can change while it runs

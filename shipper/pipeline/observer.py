@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
-import msgspec
 import structlog
+from msgspec.structs import asdict, replace
 
-from shipper.delivery.gate import Gate
-from shipper.delivery.sender import Shared
-from shipper.pipeline.saver import Saver
-from shipper.records import Backlog
-from shipper.state.acks import Acks
-from shipper.telemetry.latency import quantile
+from shipper.pipeline.middle import Middle
+from shipper.pipeline.settlement import Settlement
+from shipper.records import Backlog, Totals
 from shipper.telemetry.live import Live, Pause, Phase
 from shipper.telemetry.logs import take_left_out
 from shipper.telemetry.pauses import ADVICE
@@ -25,6 +22,13 @@ log = structlog.get_logger("pipeline")
 LOOK_INTERVAL_S: Final = 1.0
 _REPORT_INTERVAL_S: Final = 30.0
 _RATE_WINDOW_S: Final = 10.0
+
+
+class _Source(Protocol):
+    @property
+    def is_exhausted(self) -> bool: ...
+
+    def backlog(self) -> Backlog: ...
 
 
 class _Count(NamedTuple):
@@ -40,9 +44,8 @@ class Observer:
     Looks at the parts of a pipeline; nothing that it does changes them.
 
     Args:
-        phase, reload_error, restart_needed: Tell what the pipeline has to say of itself.
         identity: A snapshot of which only version, process, command and start are taken.
-        certificate_expires_at: Tells when the service's certificate expires, as far as a sender has seen it.
+        phase, reload_error, restart_needed, totals: Tell what the pipeline has to say of itself.
         publish: Called with every snapshot, in the event loop.
         wall_time: Seconds since the epoch.
 
@@ -55,13 +58,10 @@ class Observer:
         phase: Callable[[], Phase],
         reload_error: Callable[[], str],
         restart_needed: Callable[[], list[str]],
-        acks: Acks,
-        gate: Gate,
-        saver: Saver,
-        shared: Shared,
-        backlog: Callable[[], Backlog],
-        is_exhausted: Callable[[], bool],
-        certificate_expires_at: Callable[[], float | None],
+        totals: Callable[[], Totals],
+        settlement: Settlement,
+        middle: Middle,
+        source: _Source,
         publish: Callable[[Live], None],
         wall_time: Callable[[], float],
     ) -> None:
@@ -69,17 +69,14 @@ class Observer:
         self._phase = phase
         self._reload_error = reload_error
         self._restart_needed = restart_needed
-        self._acks = acks
-        self._gate = gate
-        self._saver = saver
-        self._shared = shared
-        self._backlog = backlog
-        self._is_exhausted = is_exhausted
-        self._certificate_expires_at = certificate_expires_at
+        self._totals = totals
+        self._acks = settlement.acks
+        self._saver = settlement.saver
+        self._middle = middle
+        self._source = source
         self._publish = publish
         self._wall_time = wall_time
         self._counts: deque[_Count] = deque([_Count(anyio.current_time(), 0, 0)])
-        self._latency: tuple[float | None, float | None] = (None, None)
         self._last_accepted_at: float | None = None
         self._reported_at = anyio.current_time()
         self._outcome = ""
@@ -109,44 +106,32 @@ class Observer:
 
     def _snapshot(self) -> Live:
         now, wall_now = anyio.current_time(), self._wall_time()
-        totals, counts, backlog = self._acks.totals, self._shared.counts, self._backlog()
+        totals, figures, backlog = self._totals(), self._middle.figures(wall_now), self._source.backlog()
         earliest = self._note_counts(_Count(now, totals.accepted, self._saver.settled_bytes), wall_now)
         seconds = max(now - earliest.at, LOOK_INTERVAL_S)
-        if latest := counts.latencies.take_latest():
-            self._latency = quantile(latest, 0.5), quantile(latest, 0.95)
-        return msgspec.structs.replace(
+        return replace(
             self._identity,
+            **{name: value for name, value in asdict(figures).items() if name != "pauses"},
             phase=self._phase(),
             at=wall_now,
             outcome=self._outcome,
-            input_ended=self._is_exhausted(),
+            input_ended=self._source.is_exhausted,
             read=totals.read,
             accepted=totals.accepted,
             dead_lettered=totals.dead_lettered,
             duplicates=totals.duplicates,
             pending=totals.pending,
             dead_letters=self._acks.reasons.copy(),
-            batches=counts.batches,
-            requests=counts.by_status.copy(),
-            retries=counts.by_cause.copy(),
             settled_bytes=self._saver.settled_bytes,
             total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
             settled_bytes_per_second=round((self._saver.settled_bytes - earliest.settled_bytes) / seconds, 1),
-            latency_p50_seconds=self._latency[0],
-            latency_p95_seconds=self._latency[1],
-            latency_counts=counts.latencies.counts.copy(),
-            latency_total_seconds=counts.latencies.total_s,
-            in_flight=self._gate.in_flight,
-            concurrency_limit=self._gate.limit.limit,
             lag_bytes=backlog.lag_bytes,
             spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,
             last_accepted_at=self._last_accepted_at,
-            token_expires_at=self._shared.credentials.token_expires_at,
-            certificate_expires_at=self._certificate_expires_at(),
-            pauses=self._pauses(now, wall_now),
+            pauses=[*figures.pauses, *self._pauses(now, wall_now)],
             commits=self._saver.commits,
             reload_error=self._reload_error(),
             restart_needed=self._restart_needed(),
@@ -166,18 +151,14 @@ class Observer:
         return round(now - min(since), 3) if since else None
 
     def _pauses(self, now: float, wall_now: float) -> list[Pause]:
-        pauses = []
-        gate, obstacle = self._gate, self._saver.obstacle
-        if gate.reason:
-            probe_at = wall_now + gate.wait_s
-            pauses.append(_pause(gate.reason, gate.message, wall_now - (now - gate.shut_at), probe_at))
-        if self._saver.full_since is not None:
-            pauses.append(_pause(obstacle.reason, obstacle.message, wall_now - (now - self._saver.full_since), None))
-        return pauses
-
-
-def _pause(reason: str, message: str, since: float, probe_at: float | None) -> Pause:
-    return Pause(reason, message, ADVICE.get(reason, ""), round(since, 3), probe_at)
+        obstacle, since = self._saver.obstacle, self._saver.full_since
+        if since is None:
+            return []
+        return [
+            Pause(
+                obstacle.reason, obstacle.message, ADVICE.get(obstacle.reason, ""), round(wall_now - (now - since), 3)
+            )
+        ]
 
 
 def _report(live: Live) -> None:

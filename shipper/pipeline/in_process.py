@@ -1,0 +1,157 @@
+"""The middle of a pipeline, in this process: the packer, the senders, and what they share."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from shipper.config import Settings, require_endpoint
+from shipper.delivery.credentials import ClockSkew, Credentials, credentials_of
+from shipper.delivery.endpoint import Endpoint, make_ssl_context
+from shipper.delivery.gate import Gate
+from shipper.delivery.sender import DeliveryCounts, Sender, Shared
+from shipper.pipeline.middle import Figures
+from shipper.pipeline.packer import Packer
+from shipper.pipeline.settlement import Settlement
+from shipper.records import Batch, Chunk
+from shipper.telemetry.latency import quantile
+from shipper.telemetry.live import Pause
+from shipper.telemetry.pauses import ADVICE
+
+_BATCH_BUFFER: Final = 8
+
+
+class InProcess:
+    """
+    A `Middle`.
+
+    Args:
+        give_up_after_s: With no acceptance for so long the run is given up; None = never.
+        wall_time: Seconds since the epoch.
+    """
+
+    pending: Final = 0
+
+    def __init__(
+        self,
+        settings: Settings,
+        settlement: Settlement,
+        *,
+        give_up_after_s: float | None,
+        wall_time: Callable[[], float],
+        rng: Random,
+    ) -> None:
+        self._settings = settings
+        self._wall_time = wall_time
+        self._rng = rng
+        self._gate = Gate(settings.delivery, give_up_after_s=give_up_after_s, rng=rng)
+        self._packer = Packer(settings, settlement, wall_time=wall_time)
+        self._renewing = anyio.CancelScope()
+        self._latency: tuple[float | None, float | None] = (None, None)
+        self._senders: list[Sender] = []
+        self._shared: Shared
+
+    def __repr__(self) -> str:
+        return f"<InProcess {self._packer!r} {self._gate!r}>"
+
+    @property
+    def waits_for_input_since(self) -> float | None:
+        return self._packer.waits_for_input_since
+
+    def open(self) -> None:
+        endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
+        ssl_context = make_ssl_context(endpoint, "intake")
+        self._shared = Shared(
+            gate=self._gate,
+            credentials=self._credentials(self._settings, ssl_context),
+            settings=delivery,
+            settle=self._packer.settle,
+            reject=self._packer.reject,
+            counts=DeliveryCounts(),
+            skew=ClockSkew(),
+            rng=self._rng,
+            wall_time=self._wall_time,
+            is_compressing=delivery.compression == "gzip",
+        )
+        self._senders = [
+            Sender(Endpoint(endpoint, delivery, section="intake", ssl_context=ssl_context), self._shared, index)
+            for index in range(delivery.senders)
+        ]
+
+    async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
+        batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))
+        async with anyio.create_task_group() as side:
+            side.start_soon(self._keep_credentials)
+            async with anyio.create_task_group() as flow:
+                flow.start_soon(self._packer.run, chunks_rx, batches_tx)
+                with batches_rx:  # the clones live in the senders
+                    for sender in self._senders:
+                        flow.start_soon(sender.run, batches_rx.clone())
+            side.cancel_scope.cancel()
+
+    def hurry(self) -> None:
+        self._gate.hurry()
+
+    async def reconfigure(self, settings: Settings) -> None:
+        """
+        Take over settings that were read again, or nothing of them.
+
+        Raises:
+            ConfigError: A secret, certificate or key cannot be used.
+            NoTokenError: There is no token to be had.
+        """
+        endpoint = require_endpoint(settings, "intake")
+        credentials = self._credentials(settings, make_ssl_context(endpoint, "intake"))
+        await credentials.authorize()
+        self._shared.credentials = credentials
+        self._renewing.cancel()
+        self._gate.reconfigure(settings.delivery)
+        self._packer.reconfigure(settings)
+
+    def figures(self, wall_now: float) -> Figures:
+        counts = self._shared.counts
+        if latest := counts.latencies.take_latest():
+            self._latency = quantile(latest, 0.5), quantile(latest, 0.95)
+        expiries = [at for each in self._senders if (at := each.certificate_expires_at) is not None]
+        return Figures(
+            batches=counts.batches,
+            requests=counts.by_status.copy(),
+            retries=counts.by_cause.copy(),
+            latency_p50_seconds=self._latency[0],
+            latency_p95_seconds=self._latency[1],
+            latency_counts=counts.latencies.counts.copy(),
+            latency_total_seconds=counts.latencies.total_s,
+            in_flight=self._gate.in_flight,
+            concurrency_limit=self._gate.limit.limit,
+            token_expires_at=self._shared.credentials.token_expires_at,
+            certificate_expires_at=min(expiries, default=None),
+            pauses=self._pauses(wall_now),
+        )
+
+    def _pauses(self, wall_now: float) -> list[Pause]:
+        gate = self._gate
+        if not gate.reason:
+            return []
+        since = wall_now - (anyio.current_time() - gate.shut_at)
+        return [Pause(gate.reason, gate.message, ADVICE.get(gate.reason, ""), round(since, 3), wall_now + gate.wait_s)]
+
+    def _credentials(self, settings: Settings, ssl_context: ssl.SSLContext | None) -> Credentials:
+        return credentials_of(
+            require_endpoint(settings, "intake"),
+            settings.delivery,
+            section="intake",
+            ssl_context=ssl_context,
+            wall_time=self._wall_time,
+            rng=self._rng,
+        )
+
+    async def _keep_credentials(self) -> None:
+        """Have tokens renewed, and others once there are others."""
+        while True:
+            with anyio.CancelScope() as self._renewing:
+                await self._shared.credentials.run()

@@ -1,0 +1,166 @@
+"""From chunks to batches: what is read is validated, packed, and entered into the books."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Final
+
+import anyio
+import msgspec
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from shipper.batching import Batcher
+from shipper.codec import Codec, latest_timestamp, tally
+from shipper.config import Settings
+from shipper.delivery.parting import sent_event
+from shipper.framing import CsvRows
+from shipper.pipeline.settlement import Settlement
+from shipper.records import Batch, Chunk, Refusal, Rejection, Stream
+from shipper.wire import BODY_HEAD, BODY_TAIL
+
+log = structlog.get_logger("pipeline")
+
+_DUPLICATES_TOLD: Final = 5
+
+
+class Packer:
+    """
+    Args:
+        wall_time: Seconds since the epoch.
+
+    Attributes:
+        waits_for_input_since: Nothing has come since then, on the event loop's clock; None while something is packed.
+    """
+
+    def __init__(self, settings: Settings, settlement: Settlement, *, wall_time: Callable[[], float]) -> None:
+        self._settlement = settlement
+        self._wall_time = wall_time
+        self._max_future_s = settings.records.max_future_seconds
+        self._duplicates_seen = 0
+        self._codec = Codec(
+            settings.records,
+            max_record_bytes=settings.input.max_record_bytes,
+            on_duplicate=self._tell_duplicate,
+        )
+        self._batcher = Batcher(
+            max_events=_events_per_batch(settings),
+            max_bytes=settings.batch.max_bytes,
+            linger_s=settings.batch.linger_seconds,
+            unique_consumers=settings.batch.unique_consumers,
+        )
+        self.waits_for_input_since: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Packer {self._batcher!r}>"
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Take over what may change."""
+        self._batcher.max_events = _events_per_batch(settings)
+
+    async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk], batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        """Pack until there are no more chunks; codec and batcher await nothing, so both run in this one task."""
+        with chunks_rx, batches_tx:
+            while True:
+                due_at = self._batcher.due_at
+                if self.waits_for_input_since is None:
+                    self.waits_for_input_since = anyio.current_time()
+                try:
+                    with anyio.move_on_at(math.inf if due_at is None else due_at) as lingering:
+                        chunk = await chunks_rx.receive()
+                except anyio.EndOfStream:
+                    break
+                if lingering.cancelled_caught:
+                    await self._flush(batches_tx)
+                    continue
+                self.waits_for_input_since = None
+                if not self._settlement.has_left_chunks:
+                    await self._pack(chunk, batches_tx)
+            while self._batcher.due_at is not None:
+                await self._flush(batches_tx)
+
+    async def _pack(self, chunk: Chunk, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        async def flush() -> None:
+            await self._flush(batches_tx)
+
+        latest = latest_timestamp(self._wall_time(), self._max_future_s)
+        now = anyio.current_time()
+        offset = chunk.start_offset
+        while offset < chunk.end_offset:
+            if not await self._settlement.room(flush):
+                return
+            encoded = self._codec.encode(
+                chunk,
+                offset,
+                room_events=self._batcher.room_events,
+                room_bytes=self._batcher.room_bytes,
+                latest=latest,
+            )
+            if encoded is None:
+                await flush()
+                continue
+            offset = encoded.span.end_offset
+            self._settlement.acks.open(encoded.span, now)
+            self._batcher.add(encoded, now)
+            while self._batcher.is_full or self._batcher.is_congested:
+                await flush()
+
+    async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        batch = self._batcher.take()
+        if batch is None:
+            return
+        try:
+            await batches_tx.send(batch)
+        except anyio.BrokenResourceError:
+            await anyio.sleep_forever()  # every sender has failed; their error cancels this task, too
+
+    def _tell_duplicate(self, event_id: str, stream: Stream, offset: int) -> None:
+        self._duplicates_seen += 1
+        if self._duplicates_seen <= _DUPLICATES_TOLD:
+            log.info("duplicate_skipped", event_id=event_id, path=stream.path, offset=offset)
+
+    # What became of a batch --------------------------------------------------------------------------------------
+
+    def settle(self, batch: Batch) -> None:
+        """The service has taken it."""
+        self._settlement.acks.accept(batch)
+        self._settlement.tell_progress()
+
+    def reject(self, batch: Batch, refusal: Refusal) -> None:
+        """The service refuses its one event: make a dead letter of it, as the record came."""
+        (span, _), event = batch.parts[0], sent_event(batch)
+        assert span.chunk is not None
+        (document,) = msgspec.json.decode(batch.body)["events"]
+        frame = self._codec.find(span, document)
+        data, origin = span.chunk.data, span.chunk.start_offset
+        framing = span.stream.framing
+        rejection = Rejection(
+            start_offset=origin + frame.start if frame else span.start_offset,
+            end_offset=origin + frame.end if frame else span.end_offset,
+            rule=refusal.rule,
+            message=refusal.message,
+            raw=data[frame.start : frame.end] if frame else batch.body[len(BODY_HEAD) : -len(BODY_TAIL)],
+            event_id=event.EventId,
+            consumer_id=str(event.ConsumerID),
+            status=refusal.status,
+            delivery="ambiguous" if refusal.is_ambiguous else "rejected",
+            attempts=refusal.attempts,
+            header=framing.header if isinstance(framing, CsvRows) else b"",
+        )
+        self._settlement.acks.reject(span, rejection, next(iter(tally([event])), None))
+        self._settlement.tell_progress()
+        log.warning(
+            "record_rejected",
+            event_id=event.EventId,
+            path=span.stream.path,
+            offset=rejection.start_offset,
+            rule=refusal.rule,
+            status=refusal.status,
+        )
+
+
+def _events_per_batch(settings: Settings) -> int:
+    """A batch holds no more than the rate lets through in a second, so that a low rate is kept evenly."""
+    rate = settings.delivery.rate_limit_events_per_second
+    return min(settings.batch.max_events, max(1, int(rate))) if rate else settings.batch.max_events
