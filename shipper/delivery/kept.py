@@ -52,9 +52,10 @@ class KeptConnection:
         self._stream = stream
         self._timeout_s = timeout_s
         self._arrivals = select.poll()
-        self._is_open = stream.get_extra_info("socket").fileno() >= 0
+        connection = stream.get_extra_info("socket")
+        self._is_open = connection is not None and connection.fileno() >= 0
         if self._is_open:
-            self._arrivals.register(stream.get_extra_info("socket"), select.POLLIN)
+            self._arrivals.register(connection, select.POLLIN)
 
     @property
     def is_silent(self) -> bool:

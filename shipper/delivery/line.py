@@ -19,7 +19,7 @@ import httpx
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.kept import KeptConnection, Message, NotHttpError, is_kept
 from shipper.delivery.no_answer import Way, no_answer
-from shipper.delivery.progress import Progress
+from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import certificate_expiry, is_https, tls_context
 from shipper.errors import ConfigError
 from shipper.secrets import resolve_secret
@@ -124,7 +124,13 @@ class Line:
         request = httpx.Request(
             method, url, headers=list(headers), stream=httpx.ByteStream(body), extensions=self._extensions
         )
-        response = await self._transport.handle_async_request(request)
+        try:
+            response = await self._transport.handle_async_request(request)
+        except AttributeError:
+            # A connection that the peer closed as it was opened has lost its socket before the library looks at it.
+            if self._progress.stage is Stage.REQUEST:
+                raise
+            raise httpx.ConnectError("closed as it was opened") from None
         answer_body = await _read_up_to(response, max_answer_bytes)
         await response.aclose()
         answer_headers = {name.lower(): value for name, value in response.headers.raw}

@@ -545,7 +545,10 @@ class Follower:
             reader.note_size(status, wall_time)
             chunk = reader.read(is_final=file.is_final)
             if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
+                ended_before = reader.stream.ended_ns
                 reader.note_end(status, wall_time)
+                # Of an archive, the end may be found long after its last checkpoint was saved.
+                file.is_to_note |= bool(reader.content.compression) and reader.stream.ended_ns != ended_before
             else:
                 self._wake(file)
             return chunk

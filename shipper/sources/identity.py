@@ -234,7 +234,7 @@ class StreamBook:
             framing = self._framing_of(content)
             stream = self._moved(content, may_wait=may_wait)
             if stream is not None:
-                del self._streams[reader.stream.stream_id]
+                self.drop(reader.stream)
                 self._take_over(stream, content, reader.path)
             decided = self._reader(content, stream or reader.stream, reader.path, framing)
         except BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from shipper.errors import StateError
+from shipper.errors import StateError, StateUnwritableError
 
 SCHEMA_VERSION: Final = 5
 LETTER_OVERHEAD_BYTES: Final = 512
@@ -176,15 +177,28 @@ def understood(path: Path) -> Iterator[None]:
     Translate what goes wrong when the database is opened or read.
 
     Raises:
+        StateUnwritableError: There is no room for now.
         StateError: Says that the file was left as it is, and what to do.
     """
     try:
         yield
     except (OSError, sqlite3.Error) as error:
+        if _is_full(error):
+            raise StateUnwritableError(
+                f"{path} cannot be written ({error}); nothing is lost: make room on its disk and run the command again"
+            ) from error
         raise StateError(
             f"{path} cannot be used ({error}). It was left as it is. To start over, move it away: "
             "every input is then read from its beginning and sent again with the same EventIds"
         ) from error
+
+
+def _is_full(error: OSError | sqlite3.Error) -> bool:
+    """Tell whether a disk had no room; what maps a file that cannot grow calls that an error of input and output."""
+    if isinstance(error, OSError):
+        return error.errno in {errno.ENOSPC, errno.EDQUOT}
+    code = getattr(error, "sqlite_errorcode", 0)
+    return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
 
 
 def is_current(db: sqlite3.Connection) -> bool:

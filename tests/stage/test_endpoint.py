@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import httpx
 import msgspec
 import pytest
 
@@ -319,6 +320,25 @@ async def test_nobody_there_is_a_connect_error():
         error = await failure(used)
     assert str(error) == f"cannot connect to {origin.url}: Connection refused"
     assert (error.cause, error.is_tls, error.was_sent) == ("connect_error", False, False)
+
+
+async def test_a_connection_that_is_closed_as_it_is_opened_is_a_connect_error(monkeypatch: pytest.MonkeyPatch):
+    class Transport:
+        """Does what httpx does if the event loop has taken the socket away before httpcore looks at it."""
+
+        async def handle_async_request(self, request: httpx.Request) -> None:
+            await request.extensions["trace"]("connection.connect_tcp.started", {})
+            await request.extensions["trace"]("connection.connect_tcp.complete", {"return_value": None})
+            None.getpeername  # type: ignore[attr-defined]  # noqa: B018
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr("shipper.delivery.line.Line._new_transport", lambda _: Transport())
+    async with endpoint("http://127.0.0.1:1") as used:
+        error = await failure(used)
+    assert (error.cause, error.was_sent) == ("connect_error", False)
+    assert str(error) == "cannot connect to http://127.0.0.1:1: the connection was closed"
 
 
 async def test_a_host_that_takes_no_connections_is_a_connect_timeout_that_names_its_setting():

@@ -92,6 +92,23 @@ def test_an_archive_that_is_not_read_to_its_end_is_not_said_to_be_delivered(benc
     assert bench.status(LATER).delivered_until == LATER
 
 
+@pytest.mark.parametrize("is_half_shipped", [False, True])
+def test_what_was_rotated_and_compressed_is_said_to_be_delivered(bench: Bench, is_half_shipped: bool):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 200))
+    bench.start("a*")
+    shipped = bench.ship(1.0, 2.0)
+    rename(path)
+    if is_half_shipped:
+        write(bench.folder / "a.log.1", lines(200, 300))
+    rotated = bench.folder / "a.log.1"
+    (bench.folder / "a.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+    rotated.unlink()
+    shipped += bench.ship(3.0, 4.0, 9.0, 10.0, 20.0, 30.0)
+    assert shipped == lines(0, 300 if is_half_shipped else 200)
+    assert bench.status(LATER).delivered_until == LATER
+
+
 def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from shipper.errors import ConfigError, StateError
+from shipper.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import locked_directory
+from shipper.state.schema import understood
 from shipper.state.store import Store
 from tests.unit.test_store import checkpoint, dead_letters
 
@@ -121,3 +122,23 @@ def test_the_lock_is_gone_with_its_holder_whatever_the_file_says(tmp_path: Path)
         raise KeyError
     with locked_directory(tmp_path):
         pass
+
+
+@pytest.mark.parametrize(
+    ("code", "is_full"),
+    [
+        (sqlite3.SQLITE_FULL, True),
+        (sqlite3.SQLITE_IOERR_SHMSIZE, True),
+        (sqlite3.SQLITE_IOERR_WRITE, True),
+        (sqlite3.SQLITE_CORRUPT, False),
+        (sqlite3.SQLITE_IOERR_READ, False),
+    ],
+)
+def test_a_disk_that_is_full_at_the_start_is_no_reason_to_move_the_state_away(code: int, is_full: bool):
+    error = sqlite3.OperationalError("it did not work")
+    error.sqlite_errorcode = code
+    with pytest.raises(StateError) as caught, understood(Path("state.db")):
+        raise error
+    assert isinstance(caught.value, StateUnwritableError) == is_full
+    assert ("make room" in str(caught.value)) == is_full
+    assert ("move it away" in str(caught.value)) != is_full
