@@ -11,7 +11,7 @@ from __future__ import annotations
 import select
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import httpcore
 import httptools
@@ -52,7 +52,7 @@ class KeptConnection:
         self._stream = stream
         self._timeout_s = timeout_s
         self._arrivals = select.poll()
-        connection = stream.get_extra_info("socket")
+        connection = told_by(stream, "socket")
         self._is_open = connection is not None and connection.fileno() >= 0
         if self._is_open:
             self._arrivals.register(connection, select.POLLIN)
@@ -99,6 +99,14 @@ class KeptConnection:
 def is_kept(version: str, headers: Mapping[bytes, bytes]) -> bool:
     """Tell whether a connection may carry more after an answer that has come to its own end."""
     return version == "1.1" and b"close" not in headers.get(b"connection", b"").lower()
+
+
+def told_by(stream: httpcore.AsyncNetworkStream, what: str) -> Any:
+    """Ask a connection for its socket or the like; None if it was just closed, and has none any more."""
+    try:
+        return stream.get_extra_info(what)
+    except AttributeError:
+        return None
 
 
 class _Answer:

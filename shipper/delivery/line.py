@@ -17,7 +17,7 @@ import httpcore
 import httpx
 
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.kept import KeptConnection, Message, NotHttpError, is_kept
+from shipper.delivery.kept import KeptConnection, Message, NotHttpError, is_kept, told_by
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import certificate_expiry, is_https, tls_context
@@ -126,17 +126,15 @@ class Line:
         )
         try:
             response = await self._transport.handle_async_request(request)
-        except AttributeError:
-            # A connection that the peer closed as it was opened has lost its socket before the library looks at it.
-            if self._progress.stage is Stage.REQUEST:
-                raise
-            raise httpx.ConnectError("closed as it was opened") from None
+        except AttributeError:  # a connection that was just closed has no socket any more, and the library asks for it
+            is_opening = self._progress.stage is not Stage.REQUEST
+            raise (httpx.ConnectError if is_opening else httpx.ReadError)("the connection was closed") from None
         answer_body = await _read_up_to(response, max_answer_bytes)
         await response.aclose()
         answer_headers = {name.lower(): value for name, value in response.headers.raw}
         stream = response.extensions.get("network_stream")
         if not self._progress.is_reused and stream is not None:
-            self.certificate_expires_at = certificate_expiry(stream.get_extra_info("ssl_object"))
+            self.certificate_expires_at = certificate_expiry(told_by(stream, "ssl_object"))
         self._progress.end(stream)
         version = response.extensions.get("http_version", b"").decode().removeprefix("HTTP/")
         is_last = len(answer_body) >= max_answer_bytes or not is_kept(version, answer_headers)
