@@ -179,6 +179,12 @@ class InputSettings(Section, frozen=True):
     ] = None
 
     def __post_init__(self) -> None:
+        if not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
+            raise ConfigError(
+                f"{self.csv_delimiter!r} cannot stand between values: it has to be one ASCII character, and neither a "
+                'quote nor the end of a line, such as ";"',
+                key="csv_delimiter",
+            )
         if self.on_complete == "move" and self.completed_directory is None:
             raise ConfigError(
                 'is missing: input.on_complete is "move"; write completed_directory = "/path" under [input]',

@@ -67,3 +67,10 @@ class DeliveryGaveUpError(ShipperError):
 
 class ReportError(ShipperError):
     """The affiliate daily report could not be fetched or is not the document that was asked for."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Take the first error out of groups of errors."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

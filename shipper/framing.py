@@ -20,6 +20,7 @@ Format = Literal["ndjson", "csv", "batch"]
 _BLANKS: Final = b" \t\r\n\0"
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
+_HEAD_BYTES_MAX: Final = 1024
 _NAME: Final = re.compile(r"[^\W\d][\w .()/#-]*")
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
 _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
@@ -30,6 +31,7 @@ _SCALAR: Final = re.compile(_STRING + rb'|[^",\[\]{}\s]+', re.DOTALL)
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
 _EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
 _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
+_HEADS: Final = (b'{"EventType":"%b","events":[' % EVENT_TYPE.encode(), b'{"events":[')  # without blanks
 _FOOT: Final = re.compile(rb"\](?:\s*(?:,\s*%b\s*)?\})?" % _EVENT_TYPE)
 
 
@@ -195,9 +197,15 @@ def sniff(head: bytes, *, is_whole: bool) -> Format | None:
     if text.startswith(b"[") or _HEAD.match(text):
         return "batch"
     line, newline, _ = text.partition(b"\n")
-    if not newline and not is_whole and len(text) < _SNIFFED_BYTES:
+    if not is_whole and len(text) < _SNIFFED_BYTES and (not newline or _may_become_head(text)):
         return None
     return "csv" if _is_header(line) else "ndjson"
+
+
+def _may_become_head(text: bytes) -> bool:
+    """Tell whether a text is the beginning of an envelope's head, which may be written over several lines."""
+    begun = b"".join(text[:_HEAD_BYTES_MAX].split())
+    return any(head.startswith(begun) for head in _HEADS)
 
 
 def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import structlog
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shipper.addresses import listen_address
 from shipper.admin.app import Admin
@@ -16,6 +19,41 @@ from shipper.telemetry.board import Board
 log = structlog.get_logger("admin")
 
 _GRACE_SECONDS = 1
+_CLIENTS_MAX: Final = 32  # at a time: they take descriptors, which the inputs need, too
+_PATIENCE_SECONDS: Final = 10.0
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's protocol, for a few clients at a time, each of which has to come to the end of its headers soon."""
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _CLIENTS_MAX:
+            transport.abort()
+        else:
+            self._wait_for_request()
+
+    def on_headers_complete(self) -> None:
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._wait_for_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_request(self) -> None:
+        self._stop_waiting()
+        self._waiting = self.loop.call_later(_PATIENCE_SECONDS, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
 
 
 @contextmanager
@@ -40,7 +78,8 @@ def serving(
     with listen(host, port, key="admin.listen") as listener:
         server = Server(
             Admin(board, directory, wall_time=wall_time, now=now).app(),
-            http="httptools",
+            http=_Protocol,
+            backlog=_CLIENTS_MAX,  # so many are accepted at a stroke, before the first of them can be cut off
             loop="asyncio",
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )

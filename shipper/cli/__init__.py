@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Final, NoReturn
 
-from shipper.errors import ShipperError
+from shipper.errors import ShipperError, first_of
 
 # New objects between two collections. What is imported is no garbage, nor is what flows: both have next to no cycles,
 # and looking for them as often as by default costs a seventh of the start.
@@ -45,9 +45,7 @@ def main() -> NoReturn:
             app()
         code = 0
     except* ShipperError as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        error = first_of(group)
         assert isinstance(error, ShipperError)
         say(f"shipper: {error}")
         code = error.exit_code

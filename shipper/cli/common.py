@@ -136,6 +136,11 @@ def plain(text: str) -> str:
     )
 
 
+def on_one_line(text: str) -> str:
+    """Write out what a terminal would obey."""
+    return plain(text).replace("\n", " ")
+
+
 def several(count: int, noun: str, plural: str = "") -> str:
     """Count things in words: `1 batch`, `2,000 batches`; without a plural of its own, an `s` makes it."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

@@ -19,6 +19,7 @@ from shipper.cli.common import (
     LogLevelOption,
     RateOption,
     SetOption,
+    on_one_line,
     plain,
     prepare,
     reader_may_leave,
@@ -162,7 +163,7 @@ def _common_header(forms: dict[bytes, str]) -> bytes:
         typer.BadParameter: They have several forms.
     """
     if len(forms) > 1:
-        inputs = ", ".join(plain(path) for path in forms.values())
+        inputs = ", ".join(map(on_one_line, forms.values()))
         raise typer.BadParameter(
             f"these records have {len(forms)} forms (JSON lines, or CSV with different headers), which cannot stand in "
             f"one file; choose inputs with --path, such as one of {inputs}"
@@ -340,7 +341,7 @@ def _table(letters: list[DeadLetter]) -> str:
         )
         for letter in letters
     ]
-    rows = [tuple(plain(cell).replace("\n", " ") for cell in row) for row in rows]
+    rows = [tuple(map(on_one_line, row)) for row in rows]
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -354,7 +355,8 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
         "attempts": str(letter.attempts),
         "first refused": _iso(letter.first_at),
         "last refused": _iso(letter.last_at),
-        "input": f"{letter.path}, bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}",
+        "input": f"{on_one_line(letter.path)}, "
+        f"bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}",
         "EventId": letter.event_id or "unknown",
         "ConsumerID": letter.consumer_id or "unknown",
     }

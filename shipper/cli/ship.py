@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -51,7 +52,13 @@ SummaryOption = Annotated[
     str, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
 ]
 
+WorkersOption = Annotated[
+    str, typer.Option("--workers", metavar="N", help="Processes that share the work, or auto: one for each core.")
+]
+
 _REDRAW_S = 0.2
+_WORKERS_MAX = 256
+_WORKER_BYTES = 1 << 25  # for less, another process is not worth its start
 _MOST_DESCRIPTORS = 1024
 _OTHER_DESCRIPTORS = 64  # connections, the state, libraries that are loaded late
 
@@ -145,6 +152,7 @@ def pipe(
 def backfill(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
     summary: SummaryOption = "text",
+    workers: WorkersOption = "1",
     rate: RateOption = None,
     listen: ListenOption = "",
     config: ConfigOption = None,
@@ -161,6 +169,7 @@ def backfill(
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
     check_listen_address(listen, key="--listen")
     files = named_files(paths, settings)
+    count = checked_workers(workers, files)
 
     def source(state: OpenState) -> Source:
         from shipper.sources.files import FilesOnce
@@ -173,7 +182,24 @@ def backfill(
             completion=_completion(settings),
         )
 
-    raise typer.Exit(ship("backfill", settings, source, is_one_shot=True, form=form, listen=listen))
+    raise typer.Exit(ship("backfill", settings, source, is_one_shot=True, form=form, listen=listen, workers=count))
+
+
+def checked_workers(workers: str, files: Iterable[Path]) -> int:
+    """
+    Check a value of `--workers`.
+
+    Args:
+        files: What is to be shipped; `auto` starts no more processes than are worth their start.
+    """
+    if workers == "auto":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with suppress(OSError):
+            return max(1, min(cores, sum(path.stat().st_size for path in files) // _WORKER_BYTES))
+        return cores
+    if not (workers.isascii() and workers.isdigit() and 1 <= int(workers) <= _WORKERS_MAX):
+        raise typer.BadParameter(f"--workers is {workers!r}; it is a number from 1 to {_WORKERS_MAX}, or auto")
+    return int(workers)
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
@@ -251,6 +277,7 @@ def ship(
     form: Literal["text", "json"],
     listen: str = "",
     reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
+    workers: int = 1,
 ) -> int:
     """
     Run a pipeline in the state directory and print the summary.
@@ -259,6 +286,7 @@ def ship(
         make_source: Called once the state directory is this process's.
         listen: The admin address; empty = none.
         reload: For SIGHUP: what reads the settings, and what applies them beside the pipeline.
+        workers: Processes that share the work; 1 = this one does it.
     Returns:
         The exit code.
     Raises:
@@ -267,7 +295,7 @@ def ship(
     import anyio
 
     from shipper.cli.showing import Showing, showing
-    from shipper.pipeline import Pipeline, Reloading
+    from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state
     from shipper.sources.files import FilesOnce
     from shipper.sources.joined import Joined
@@ -292,6 +320,7 @@ def ship(
                 command=command,
                 publish=shown.publish,
                 reloading=reloading,
+                workers=Workers(workers, (sys.executable, "-m", "shipper.cli.worker")) if workers > 1 else None,
             )
             numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:

@@ -18,6 +18,7 @@ from shipper.cli.common import (
     LogFormatOption,
     LogLevelOption,
     SetOption,
+    on_one_line,
     prepare,
     reader_may_leave,
     several,
@@ -199,9 +200,11 @@ class _Check:
         if found.unknown_fields:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
         question = "no column has a name that is known here; is its first row a header?"
-        parts += [f"{name}: {question}" for name in found.without_header]
+        parts += [f"{on_one_line(name)}: {question}" for name in found.without_header]
         missing = "records.mapping names columns that are not there"
-        parts += [f"{name}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()]
+        parts += [
+            f"{on_one_line(name)}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()
+        ]
         for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
             parts.append(f"\n{rule}: {broken.count:,}")
             parts += [_in_words(example) for example in broken.examples]
@@ -225,7 +228,7 @@ def shape_of(value: object) -> str:
 
 def _in_words(example: Example) -> str:
     shape = f"; its form is {example.shape}" if example.shape not in {"", "absent"} else ""
-    return f"  {example.file}:{example.line}: {example.message}{shape} (byte {example.offset})"
+    return f"  {on_one_line(example.file)}:{example.line}: {example.message}{shape} (byte {example.offset})"
 
 
 def _counted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -233,7 +236,7 @@ def _counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    shown = [f"{name} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
+    shown = [f"{on_one_line(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
     return ", ".join([*shown, "..."] if len(counts) > _NAMES_SHOWN else shown)
 
 

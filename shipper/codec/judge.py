@@ -103,10 +103,11 @@ class Judge:
 
     def __init__(self, settings: RecordsSettings) -> None:
         self._checks = column_checks(settings.relax)
+        self._keeps_unknown = settings.unknown_fields == "keep"
         event = event_type(
             relaxed=settings.relax,
             statuses=settings.allowed_statuses,
-            keeps_unknown=settings.unknown_fields == "keep",
+            keeps_unknown=self._keeps_unknown,
         )
         self._decode_array = msgspec.json.Decoder(list[event | None]).decode  # type: ignore[valid-type]
         self._decode_line = msgspec.json.Decoder(event).decode
@@ -123,6 +124,8 @@ class Judge:
             latest: Last instant that a Timestamp may name.
         """
         try:
+            if self._keeps_unknown:
+                array.decode()  # the decoder does not look into the fields that it passes over
             items = self._decode_array(array)
             events = items[:-1:2]
             columns = Columns(list(map(_event_id, events)), list(map(_consumer_id, events)), events)

@@ -8,6 +8,7 @@ delivery: a pause costs time, a wrong guess costs records.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ _KNOWN_WORDS: Final = re.compile(
     r"Access denied due to \w+ subscription key|Rate limit is exceeded|Out of [a-z ]+ quota"
     r"|Resource not found|JWT not present"
 )
+_BLANKS: Final = b" \t\r\n" + BOM_UTF8
 _QUOTA: Final = re.compile(r"\bquota\b", re.IGNORECASE)
 
 
@@ -191,9 +193,10 @@ def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
 
 
 def _success(answer: Answer, document: object) -> _Row:
-    if answer.content_type == "text/html":
+    # A page may come under another type, or under none; no document that says yes begins like one.
+    if answer.content_type == "text/html" or answer.body.lstrip(_BLANKS)[:1] == b"<":
         return _HTML
-    if document is None and answer.body.lstrip()[:1] in {b"{", b"["}:
+    if document is None and answer.body.lstrip(_BLANKS)[:1] in {b"{", b"["}:
         return _UNREADABLE
     if isinstance(document, dict) and _denies(document):
         return _DENIED
@@ -214,7 +217,7 @@ def _refusal(answer: Answer, document: object) -> _Row:
 
 def _denies(document: dict[str, Any]) -> bool:
     """Whether a document says plainly that nothing was taken, and names no event."""
-    failed = document.get("success") is False or document.get("ok") is False
+    failed = any(value is False and str(name).lower() in {"success", "ok"} for name, value in document.items())
     return failed and read_results(document, tuple) is ALL_TAKEN
 
 
@@ -244,6 +247,6 @@ def _words(body: bytes, document: object) -> str:
 def _decoded(body: bytes) -> object:
     """Decode JSON; None if it is none."""
     try:
-        return msgspec.json.decode(body)
+        return msgspec.json.decode(body.removeprefix(BOM_UTF8))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

@@ -2,7 +2,8 @@
 The pipeline: wires the stages, stops them, and tells what became of the records.
 
     pipeline    the flow from the source to the service, and the ladder of a stop
-    middle      what stands between the source and the settlement: `in_process`
+    middle      what stands between the source and the settlement: `in_process`, or `in_workers`
+    worker      one of several processes; `channel` is what it says to the one that started it
     packer      from chunks to batches
     settlement  the books: what is settled, and whether more may be begun
     saver       what is settled is saved, once in each interval; what happens when it cannot be
@@ -11,8 +12,8 @@ The pipeline: wires the stages, stops them, and tells what became of the records
     summary     what a run did
 """
 
-from shipper.pipeline.pipeline import Pipeline, Signals, Source
+from shipper.pipeline.pipeline import Pipeline, Signals, Source, Workers
 from shipper.pipeline.reload import Reloading
 from shipper.pipeline.summary import Outcome, Summary
 
-__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary"]
+__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary", "Workers"]

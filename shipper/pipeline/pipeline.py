@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 from typing import Final, Protocol
@@ -22,20 +22,22 @@ import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
+from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from shipper import __version__
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
-from shipper.errors import ConfigError, DeliveryGaveUpError
+from shipper.errors import ConfigError, DeliveryGaveUpError, first_of
 from shipper.pipeline.in_process import InProcess
+from shipper.pipeline.in_workers import InWorkers
 from shipper.pipeline.middle import Middle
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
+from shipper.pipeline.saver import Keeper
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.records import Backlog, Chunk, Totals
-from shipper.state.store import Store
 from shipper.telemetry.live import Live, Phase
 
 log = structlog.get_logger("pipeline")
@@ -43,6 +45,10 @@ log = structlog.get_logger("pipeline")
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
+_GAVE_UP: Final = (
+    "What was not delivered stays pending; run the same command again, or let it wait longer "
+    "(delivery.give_up_after_seconds)"
+)
 _READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 
 
@@ -67,6 +73,16 @@ class Source(Protocol):
         """Tell what it has before it; cheap, as it is asked every second."""
 
 
+class Workers(Struct, frozen=True):
+    """
+    Attributes:
+        command: Starts one; see `in_workers`.
+    """
+
+    count: int
+    command: Sequence[str]
+
+
 class Pipeline:
     """
     One run from a source to the service.
@@ -77,13 +93,17 @@ class Pipeline:
         command: For the snapshots.
         publish: Called with a snapshot every second.
         reloading: What SIGHUP leads to.
+        workers: Processes that do the work, of a one-shot run; None = this one does.
+
+    Attributes:
+        why_given_up: Why the run was given up; empty if it was not.
     """
 
     def __init__(
         self,
         settings: Settings,
         source: Source,
-        store: Store,
+        store: Keeper,
         *,
         is_one_shot: bool,
         wall_time: Callable[[], float],
@@ -91,7 +111,9 @@ class Pipeline:
         command: str = "",
         publish: Callable[[Live], None] = lambda live: None,
         reloading: Reloading | None = None,
+        workers: Workers | None = None,
     ) -> None:
+        assert workers is None or (is_one_shot and reloading is None)
         self._settings = settings
         self._source = source
         self._wall_time = wall_time
@@ -112,9 +134,12 @@ class Pipeline:
             wall_time=wall_time,
         )
         self._saver = self._settlement.saver
-        self._middle: Middle = InProcess(
-            settings, self._settlement, give_up_after_s=give_up_after_s, wall_time=wall_time, rng=rng
+        self._middle: Middle = (
+            InProcess(settings, self._settlement, give_up_after_s=give_up_after_s, wall_time=wall_time, rng=rng)
+            if workers is None
+            else InWorkers(settings, self._settlement, command=workers.command, count=workers.count)
         )
+        self.why_given_up = ""
         self._reload_turn = anyio.Lock()
         self._reload_error = ""
         self._restart_needed: list[str] = []
@@ -145,7 +170,6 @@ class Pipeline:
         started_at = anyio.current_time()
         self._middle.open()
         observer = self._observer()
-        gave_up = ""
         await self._saver.expire()
         try:
             with self._drain:
@@ -165,16 +189,13 @@ class Pipeline:
                     await self._settlement.until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
-            gave_up = (
-                f"{_first_leaf(group)}. What was not delivered stays pending; run the same command again, or let it "
-                "wait longer (delivery.give_up_after_seconds)"
-            )
+            self.why_given_up = str(first_of(group))
         finally:
             self._phase = "stopped"
             try:
                 await self._saver.save()  # shields itself
             finally:
-                observer.end("failed" if sys.exception() else self._outcome(gave_up))
+                observer.end("failed" if sys.exception() else self._outcome())
         figures = self._middle.figures(self._wall_time())
         return Summary(
             **asdict(self._saver.saved(self.totals)),
@@ -182,8 +203,8 @@ class Pipeline:
             requests=sum(figures.requests.values()),
             retries=sum(figures.retries.values()),
             seconds=round(anyio.current_time() - started_at, 3),
-            outcome=self._outcome(gave_up),
-            message=gave_up,
+            outcome=self._outcome(),
+            message=self.why_given_up and f"{self.why_given_up}. {_GAVE_UP}",
         )
 
     def _observer(self) -> Observer:
@@ -210,8 +231,8 @@ class Pipeline:
             wall_time=self._wall_time,
         )
 
-    def _outcome(self, gave_up: str) -> Outcome:
-        if gave_up:
+    def _outcome(self) -> Outcome:
+        if self.why_given_up:
             return "gave_up"
         if self._drain.cancelled_caught or self._saver.has_unsaved:
             return "aborted"
@@ -237,10 +258,14 @@ class Pipeline:
         self._phase = "draining"
         self._stopped_at = anyio.current_time()
         self._drain.deadline = self._stopped_at + limit_s
-        self._middle.hurry()
+        self.hurry()
         self._draining.set()
         if delivery.drain == "input":
             self._end_reading()
+
+    def hurry(self) -> None:
+        """Wait for nothing that can be done without; for who stops by ending the input."""
+        self._middle.hurry()
 
     def abort(self, *, cause: str) -> None:
         """End at once; what is settled is saved, the rest stays pending."""
@@ -305,9 +330,3 @@ class Pipeline:
         log.info("settings_reloaded", changed=reload.changed)
         if reload.waiting:
             log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
-
-
-def _first_leaf(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

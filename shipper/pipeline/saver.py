@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 import structlog
@@ -15,13 +15,21 @@ from shipper.config import StateSettings
 from shipper.errors import DeliveryGaveUpError, StateUnwritableError
 from shipper.records import Checkpoint, Totals
 from shipper.state.acks import Acks
-from shipper.state.store import Store
+from shipper.state.store import Saved
 
 log = structlog.get_logger("pipeline")
 
 _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
 _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
+
+
+class Keeper(Protocol):
+    """Where it is saved: the `Store`, or whoever has it."""
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
+
+    def expire(self, before_s: float) -> int: ...
 
 
 class Obstacle(NamedTuple):
@@ -56,7 +64,7 @@ class Saver:
     def __init__(
         self,
         acks: Acks,
-        store: Store,
+        store: Keeper,
         settings: StateSettings,
         *,
         on_saved: Callable[[], Awaitable[None]],

@@ -8,9 +8,8 @@ from typing import Final
 import anyio
 
 from shipper.config import StateSettings
-from shipper.pipeline.saver import Saver
+from shipper.pipeline.saver import Keeper, Saver
 from shipper.state.acks import Acks
-from shipper.state.store import Store
 
 _MAX_OPEN_SPANS: Final = 4096
 
@@ -29,7 +28,7 @@ class Settlement:
 
     def __init__(
         self,
-        store: Store,
+        store: Keeper,
         settings: StateSettings,
         *,
         on_saved: Callable[[], Awaitable[None]],

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Raw
 
 _OF_THE_REQUEST: Final = ("id", "reportingTime")
-_UNORDERED: Final = ("brands", "marketingSources")  # their items have ids; in which order they stand says nothing
+_UNORDERED: Final = ("brands", "marketingSources")  # by level; their items have ids, their order says nothing
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _LIST: Final = msgspec.json.Decoder(list[Raw])
@@ -35,11 +35,12 @@ def content_hash(body: bytes) -> str:
     return _digest(document).hex()
 
 
-def _digest(fields: dict[str, Raw]) -> bytes:
+def _digest(fields: dict[str, Raw], level: int = 0) -> bytes:
     """Digest an object; of the long lists in it, one item at a time is taken apart."""
     content = sha256()
-    for name in _UNORDERED:
-        items = [_digest(_OBJECT.decode(item)) for item in _LIST.decode(fields.pop(name))] if name in fields else []
+    for depth, name in enumerate(_UNORDERED):
+        listed = _LIST.decode(fields.pop(name)) if depth == level and name in fields else []
+        items = [_digest(_OBJECT.decode(item), level + 1) for item in listed]
         content.update(len(items).to_bytes(8))
         content.update(b"".join(sorted(items)))
     plain = json.loads(msgspec.json.encode(fields), parse_int=_number, parse_float=_number)

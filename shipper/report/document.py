@@ -62,6 +62,7 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
     if body.lstrip()[:1] == b"<":
         raise ReportError("the answer is a web page, not a report; check the report's base_url")
     try:
+        body.decode()  # the decoder does not look into what it passes over
         report = _REPORT.decode(_with_service_spelling(body))
     except msgspec.ValidationError as error:
         raise ReportError(f"{_NOT_A_REPORT}: {error}") from error

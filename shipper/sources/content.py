@@ -297,9 +297,10 @@ class Archive:
         if self._decompressor is None:
             return b"" if self._find_member() else None
         data = b""
-        if self._decompressor.needs_input:
+        if needs_input := self._decompressor.needs_input:
             data = os.pread(self.descriptor, self._read_bytes, self._raw_offset)
-            if not data:
+            # If the input ends with a block, bzip2 says that it needs more while output of that block waits.
+            if not data and self.compression != "bzip2":
                 return None
             self._block_raw_offset = self._raw_offset
             self._raw_offset += len(data)
@@ -313,7 +314,7 @@ class Archive:
             if self._decompressor.eof:
                 self._raw_offset -= len(self._decompressor.unused_data)
                 self._decompressor = None
-        return piece
+        return None if needs_input and not data and not piece else piece
 
     def _find_member(self) -> bool:
         """Go on to the next member, over padding of NULs; False if there is none as of now."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,13 +19,13 @@ from typing import Final, Literal
 import structlog
 
 from shipper.crash_points import crash_point
-from shipper.errors import StateUnwritableError
+from shipper.errors import ConfigError, StateUnwritableError
 from shipper.records import Stream
 from shipper.sources.reader import NDJSON, InputForm
 
 log = structlog.get_logger("sources")
 
-_NAME: Final = re.compile(r"(\d+)\.(?:ndjson|([0-9a-f]{2})\.csv)")
+_NAME: Final = re.compile(r"(\d+)\.(?:ndjson|([0-7][0-9a-f])\.csv)", re.ASCII)
 
 
 @dataclass(eq=False)
@@ -99,6 +100,12 @@ class Segments:
         self.unwritten = b""
         self.header = b""
         self.delimiter = ""
+        if directory.is_symlink():
+            raise ConfigError(
+                f"{directory} is a symbolic link, and what it leads to may be somebody else's; put a folder in its "
+                "place, with the segments in it, or name another directory",
+                key="state.directory",
+            )
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._all = self._recover({stream.stream_id: stream for stream in known})
 
@@ -125,7 +132,11 @@ class Segments:
         settled = list(known.keys() - found.keys())
         for stream_id, path in sorted(found.items()):
             stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
-            size = path.stat().st_size
+            status = path.lstat()
+            if not stat.S_ISREG(status.st_mode):
+                log.warning("spool_file_refused", path=str(path), error="it is no regular file, and none of shipper's")
+                continue
+            size = status.st_size
             if stream.checkpoint >= size:  # the crash came between the commit and the deletion
                 path.unlink()
                 settled.append(stream_id)

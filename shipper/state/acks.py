@@ -44,16 +44,55 @@ class Acks:
 
     def open(self, span: Span, now: float) -> None:
         """Take note of a span; the spans of one stream come in the order of their offsets."""
+        self._append(span, now)
+        self._totals.read += span.records
+        self._totals.duplicates += span.duplicates
+        self._totals.pending += span.unsettled
+        self._note_dead(span.rejections)
+
+    def lend(self, span: Span, now: float) -> None:
+        """Take note of a span that is settled elsewhere: nothing is known of its records, but that it is unsettled."""
+        assert (span.records, span.unsettled) == (0, 1)
+        self._append(span, now)
+
+    def settle_part(self, span: Span, part: Checkpoint) -> None:
+        """Settle the beginning of a span that was lent; it is what is left of it then."""
+        settled = Span(
+            stream=span.stream,
+            start_offset=span.start_offset,
+            end_offset=part.end_offset,
+            tail=part.tail,
+            records=part.read,
+            unsettled=0,
+            opened_at=span.opened_at,
+            accepted=part.accepted,
+            duplicates=part.duplicates,
+            rejections=part.rejections,
+            ledger=dict(part.ledger),
+            repeated=dict(part.repeated),
+        )
+        spans = self._open[span.stream.stream_id]
+        spans.insert(spans.index(span), settled)
+        span.start_offset = part.end_offset
+        if span.start_offset == span.end_offset:
+            spans.remove(span)
+        else:
+            self.open_spans += 1
+        self._totals.read += part.read
+        self._totals.accepted += part.accepted
+        self._totals.duplicates += part.duplicates
+        self._note_dead(part.rejections)
+
+    def _append(self, span: Span, now: float) -> None:
         span.opened_at = now
         spans = self._open.setdefault(span.stream.stream_id, deque())
         assert not spans or spans[-1].end_offset <= span.start_offset
         spans.append(span)
         self.open_spans += 1
-        self._totals.read += span.records
-        self._totals.duplicates += span.duplicates
-        self._totals.dead_lettered += len(span.rejections)
-        self._totals.pending += span.unsettled
-        for rejection in span.rejections:
+
+    def _note_dead(self, rejections: Iterable[Rejection]) -> None:
+        for rejection in rejections:
+            self._totals.dead_lettered += 1
             self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
     def accept(self, batch: Batch) -> None:
@@ -70,9 +109,8 @@ class Acks:
             span.ledger[key] -= 1
         insort(span.rejections, rejection, key=attrgetter("start_offset"))
         _settle(span, 1)
-        self._totals.dead_lettered += 1
+        self._note_dead([rejection])
         self._totals.pending -= 1
-        self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
     def take(self) -> list[Checkpoint]:
         """
@@ -128,7 +166,7 @@ def _merge(spans: list[Span]) -> Checkpoint:
     )
 
 
-def _added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Mapping[LedgerKey, int]:
+def _added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> dict[LedgerKey, int]:
     total: Counter[LedgerKey] = Counter()
     for ledger in ledgers:
         total.update(ledger)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -32,11 +33,10 @@ def locked_directory(path: Path) -> Iterator[Path]:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_mode & 0o077:
             path.chmod(0o700)
-        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {path} ({error.strerror}); name another directory", key="state.directory"
-        ) from error
+        reason = f"{path / 'lock'} is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(f"cannot use {path} ({reason}); name another directory", key="state.directory") from error
     try:
         try:
             _lock(lock)
@@ -68,7 +68,7 @@ def _lock(lock: int) -> None:
 def holder_of(path: Path) -> int | None:
     """Tell the process that holds the lock of a state directory; None if nobody does."""
     try:
-        lock = os.open(path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return None
     try:

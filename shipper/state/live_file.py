@@ -51,7 +51,7 @@ class LiveFile:
             return
         temporary = self._directory / f".{LIVE_FILE}"
         with suppress(OSError):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(live))
             temporary.replace(self._directory / LIVE_FILE)
@@ -66,7 +66,8 @@ def read_live(directory: Path) -> Live | None:
         None if there is nothing that can be understood, such as what another version wrote.
     """
     try:
-        with (directory / LIVE_FILE).open("rb") as file:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC  # a pipe would keep the reader waiting
+        with open(os.open(directory / LIVE_FILE, flags), "rb") as file:
             return msgspec.json.decode(file.read(_MAX_BYTES), type=Live)
     except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -248,8 +249,10 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
     closed_at: float | None = None  # when the segment before was written to last
     for path in sorted(path for path in spool.glob("[0-9]*") if path.name.partition(".")[0].isdecimal()):
         try:
-            status = path.stat()
+            status = path.lstat()
         except FileNotFoundError:  # a running shipper has just deleted it, as it is settled
+            continue
+        if not stat.S_ISREG(status.st_mode):
             continue
         checkpoint, settled_until = saved.get(int(path.name.partition(".")[0]), (0, None))
         if not lag and checkpoint < status.st_size:

@@ -182,7 +182,7 @@ def understood(path: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:  # the last where a damaged name is to be quoted
         if _is_full(error):
             raise StateUnwritableError(
                 f"{path} cannot be written ({error}); nothing is lost: make room on its disk and run the command again"
@@ -193,7 +193,7 @@ def understood(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _is_full(error: OSError | sqlite3.Error) -> bool:
+def _is_full(error: Exception) -> bool:
     """Tell whether a disk had no room; what maps a file that cannot grow calls that an error of input and output."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
@@ -213,6 +213,8 @@ def is_current(db: sqlite3.Connection) -> bool:
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if tables and application_id != _APPLICATION_ID:
         raise sqlite3.DatabaseError("it was not written by shipper")
+    if version < 0:
+        raise sqlite3.DatabaseError(f"its schema is {version}, which there never was")
     if version > SCHEMA_VERSION:
         raise sqlite3.DatabaseError(
             f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
@@ -231,6 +233,8 @@ def open_for_reading(directory: Path) -> sqlite3.Connection | None:
     """
     path = directory / "state.db"
     with understood(path):
+        if path.is_symlink():
+            raise sqlite3.DatabaseError("it is a symbolic link")
         if not path.exists():
             return None
         db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)

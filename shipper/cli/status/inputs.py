@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shipper.cli.common import plain
+from shipper.cli.common import on_one_line
 from shipper.cli.status.look import Look
 from shipper.cli.status.units import moment, size, span
 from shipper.state.overview import StreamState
@@ -83,8 +83,3 @@ def _etas(streams: Sequence[StreamState], bytes_per_second: float) -> dict[str, 
 def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return ["  " + "  ".join([*map(str.rjust, row, widths), row[-1]]) for row in rows]
-
-
-def on_one_line(text: str) -> str:
-    """Write out what a terminal would obey."""
-    return plain(text).replace("\n", " ")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from shipper.cli.common import several
-from shipper.cli.status.inputs import on_one_line, remaining, stream_lines
+from shipper.cli.common import on_one_line, several
+from shipper.cli.status.inputs import remaining, stream_lines
 from shipper.cli.status.look import Look
 from shipper.cli.status.units import iso, moment, size, span
 from shipper.state.overview import Overview, SpoolState

@@ -1,0 +1,316 @@
+"""
+The middle of a pipeline, in processes of its own, one for each core.
+
+Reading, settlement and the state stay in this process; a chunk goes to a worker as it was read, and what became of its
+records comes back. Until then it is kept here: should the worker be lost, the next one does the rest of its work.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import socket
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from subprocess import DEVNULL
+from typing import Final
+
+import anyio
+import structlog
+from anyio.abc import Process, SocketStream
+from anyio.streams.memory import MemoryObjectReceiveStream
+from msgspec.structs import replace
+
+from shipper.config import Settings, require_endpoint
+from shipper.delivery.endpoint import make_ssl_context
+from shipper.errors import DeliveryGaveUpError, ShipperError
+from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
+from shipper.pipeline.middle import Figures
+from shipper.pipeline.settlement import Settlement
+from shipper.records import Chunk, Span
+from shipper.telemetry.live import Live, Pause
+
+log = structlog.get_logger("pipeline")
+
+HURRY_SIGNAL: Final = signal.SIGUSR1  # a worker that does not read yet what it is sent gets a signal
+_LOSSES_MAX: Final = 5  # in a row, with nothing settled between them
+_SENT_AHEAD: Final = 2  # chunks, so that a worker never waits for one
+_REPORT_INTERVAL_S: Final = 0.1
+
+
+class _Lent:
+    """A chunk that a worker has, or is to have; its span is what of it is not settled."""
+
+    def __init__(self, number: int, span: Span, chunk: Chunk) -> None:
+        self.number = number
+        self.span = span
+        self.chunk = chunk
+
+    def rest(self) -> tuple[Work, bytes]:
+        chunk, start = self.chunk, self.span.start_offset
+        work = Work(
+            number=self.number,
+            kind=chunk.stream.kind,
+            path=chunk.stream.path,
+            framing=chunk.stream.framing,
+            start_offset=start,
+            end_offset=chunk.end_offset,
+            is_oversized=chunk.is_oversized,
+        )
+        return work, chunk.data[start - chunk.start_offset :]
+
+
+class _Worker:
+    """One of them, through all the processes that it may be."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.lent: dict[int, _Lent] = {}
+        self.process: Process | None = None
+        self.room = anyio.Semaphore(0)
+        self.settled_parts = 0
+        self.pending = 0
+        self.live: Live | None = None
+
+
+class InWorkers:
+    """
+    A `Middle`.
+
+    Args:
+        command: Starts a worker; the number of its end of a pair of sockets is added.
+        count: Of workers, at least 1.
+    """
+
+    waits_for_input_since: Final = None
+
+    def __init__(self, settings: Settings, settlement: Settlement, *, command: Sequence[str], count: int) -> None:
+        self._settings = settings
+        self._settlement = settlement
+        self._command = command
+        self._workers = [_Worker(index) for index in range(1, count + 1)]
+        self._waiting: deque[_Lent] = deque()
+        self._changed = anyio.Event()
+        self._has_ended = False
+        self._numbers = 0
+        self._past: list[Live] = []  # of processes that are no more
+
+    def __repr__(self) -> str:
+        return f"<InWorkers {len(self._workers)}, {len(self._waiting)} chunks waiting>"
+
+    @property
+    def pending(self) -> int:
+        return sum(worker.pending for worker in self._workers)
+
+    def open(self) -> None:
+        make_ssl_context(require_endpoint(self._settings, "intake"), "intake")  # so that it is told once
+
+    async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
+        async with anyio.create_task_group() as tasks:
+            for worker in self._workers:
+                tasks.start_soon(self._attend, worker)
+            await self._take(chunks_rx)
+
+    def hurry(self) -> None:
+        for worker in self._workers:
+            if worker.process is not None:
+                with suppress(ProcessLookupError):
+                    worker.process.send_signal(HURRY_SIGNAL)
+
+    # Chunks ------------------------------------------------------------------------------------------------------
+
+    async def _take(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
+        """Enter what was read into the books, in its order, and have it wait for a worker."""
+        with chunks_rx:
+            async for chunk in chunks_rx:
+                while len(self._waiting) >= len(self._workers):
+                    await self._changed.wait()
+                if self._settlement.has_left_chunks or not await self._settlement.room(_nothing):
+                    continue
+                span = Span(
+                    stream=chunk.stream,
+                    start_offset=chunk.start_offset,
+                    end_offset=chunk.end_offset,
+                    tail=b"",
+                    records=0,
+                    unsettled=1,
+                )
+                self._settlement.acks.lend(span, anyio.current_time())
+                self._numbers += 1
+                self._waiting.append(_Lent(self._numbers, span, chunk))
+                self._tell_change()
+        self._has_ended = True
+        self._tell_change()
+
+    def _tell_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _next(self) -> _Lent | None:
+        """Wait for a chunk that no worker has; None if there are no more."""
+        while not self._waiting:
+            if self._has_ended:
+                return None
+            await self._changed.wait()
+        lent = self._waiting.popleft()
+        self._tell_change()
+        return lent
+
+    # Workers -----------------------------------------------------------------------------------------------------
+
+    async def _attend(self, worker: _Worker) -> None:
+        """
+        Keep a worker at work; one process after the other, should it be lost.
+
+        Raises:
+            DeliveryGaveUpError: The service accepted nothing for too long.
+            ShipperError: It failed, or is lost again and again.
+        """
+        losses, settled_parts = 0, 0
+        while True:
+            try:
+                return await self._employ(worker)
+            except LostError:
+                pass
+            if worker.live is not None:
+                self._past.append(worker.live)
+            worker.live, worker.pending = None, 0  # what it had read and not reported is read again
+            losses = losses + 1 if worker.settled_parts == settled_parts else 1
+            settled_parts = worker.settled_parts
+            status = worker.process.returncode if worker.process is not None else None
+            log.warning("worker_lost", worker=worker.index, status=status, chunks=len(worker.lent))
+            if losses == _LOSSES_MAX:
+                raise ShipperError(
+                    f"worker {worker.index} ended {losses} times in a row with nothing done, the last time with status "
+                    f"{status}; what it had is pending. Look at the log, or try again with fewer workers"
+                )
+
+    async def _employ(self, worker: _Worker) -> None:
+        """
+        Start a process, give it work, and take in what it reports until it ends.
+
+        Raises:
+            LostError: It ended before its time.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            descriptor = theirs.fileno()
+            process = await anyio.open_process(
+                [*self._command, str(descriptor)], pass_fds=[descriptor], stdin=DEVNULL, stdout=DEVNULL, stderr=None
+            )
+        worker.process, worker.room = process, anyio.Semaphore(_SENT_AHEAD)
+        is_lost = False
+        async with process, await SocketStream.from_socket(ours) as stream:
+            channel = Channel(stream)
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._hand_out, worker, channel)
+                    await self._listen(worker, channel)
+                    tasks.cancel_scope.cancel()
+            except* LostError:
+                is_lost = True
+                with suppress(ProcessLookupError):
+                    process.kill()
+        if is_lost:
+            raise LostError
+
+    async def _hand_out(self, worker: _Worker, channel: Channel) -> None:
+        await channel.send(Begin(worker.index, _share(self._settings, len(self._workers))))
+        for left in list(worker.lent.values()):  # by a process that was lost
+            await worker.room.acquire()
+            await channel.send(*left.rest())
+        while True:
+            await worker.room.acquire()
+            lent = await self._next()
+            if lent is None:
+                break
+            worker.lent[lent.number] = lent
+            await channel.send(*lent.rest())
+        await channel.send(End())
+
+    async def _listen(self, worker: _Worker, channel: Channel) -> None:
+        while True:
+            message, _ = await channel.receive()
+            if isinstance(message, Ended):
+                if message.gave_up:
+                    raise DeliveryGaveUpError(message.gave_up)
+                if message.failed:
+                    raise ShipperError(message.failed)
+                return
+            if isinstance(message, Ready):
+                worker.room.release()
+                continue
+            assert isinstance(message, Report)
+            worker.pending = message.pending
+            worker.live = message.live or worker.live
+            for part in message.settled:
+                lent = worker.lent[part.stream.stream_id]
+                self._settlement.acks.settle_part(lent.span, part)
+                if lent.span.start_offset == lent.chunk.end_offset:
+                    del worker.lent[lent.number]
+            worker.settled_parts += len(message.settled)
+            self._settlement.tell_progress()
+
+    # What can be seen --------------------------------------------------------------------------------------------
+
+    def figures(self, wall_now: float) -> Figures:
+        now = [worker.live for worker in self._workers if worker.live is not None]
+        ever = self._past + now
+        return Figures(
+            batches=sum(live.batches for live in ever),
+            requests=_added(live.requests for live in ever),
+            retries=_added(live.retries for live in ever),
+            latency_p50_seconds=_most(live.latency_p50_seconds for live in now),
+            latency_p95_seconds=_most(live.latency_p95_seconds for live in now),
+            latency_counts=[sum(counts) for counts in zip(*(live.latency_counts for live in ever), strict=True)],
+            latency_total_seconds=sum(live.latency_total_seconds for live in ever),
+            in_flight=sum(live.in_flight for live in now),
+            concurrency_limit=sum(live.concurrency_limit for live in now),
+            token_expires_at=_least(live.token_expires_at for live in now),
+            certificate_expires_at=_least(live.certificate_expires_at for live in now),
+            pauses=_longest_pauses(now),
+        )
+
+
+def _share(settings: Settings, workers: int) -> Settings:
+    """Give a worker its part of what there is a limit for."""
+    delivery = settings.delivery
+    rate, fixed = delivery.rate_limit_events_per_second, delivery.concurrency
+    return replace(
+        settings,
+        delivery=replace(
+            delivery,
+            rate_limit_events_per_second=rate / workers if rate else rate,
+            concurrency=math.ceil(fixed / workers) if isinstance(fixed, int) else fixed,
+            max_concurrency=math.ceil(delivery.max_concurrency / workers),
+        ),
+        state=replace(settings.state, commit_interval_seconds=_REPORT_INTERVAL_S, dead_letter_retention_days=0),
+    )
+
+
+def _longest_pauses(lives: Iterable[Live]) -> list[Pause]:
+    """Tell each reason once, since when the first worker paused for it."""
+    pauses: dict[str, Pause] = {}
+    for pause in sorted((pause for live in lives for pause in live.pauses), key=lambda pause: pause.since):
+        pauses.setdefault(pause.reason, pause)
+    return list(pauses.values())
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _least(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+async def _nothing() -> None:
+    """Nothing is held back here."""

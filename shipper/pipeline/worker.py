@@ -1,0 +1,165 @@
+"""
+A worker: a pipeline whose source is another process's reading, and whose store is that process.
+
+So it has all that a pipeline has, and owns nothing that would have to outlive it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable
+from random import Random
+
+import anyio
+import anyio.from_thread
+from anyio.abc import SocketStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from shipper.config import Settings
+from shipper.errors import ShipperError, StateError, first_of
+from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
+from shipper.pipeline.pipeline import Pipeline, Signals
+from shipper.records import Backlog, Checkpoint, Chunk, Stream
+from shipper.state.store import Saved
+from shipper.telemetry.live import Live
+
+
+async def work(
+    connection: socket.socket,
+    signals: Signals,
+    *,
+    set_up: Callable[[int, Settings], None],
+    wall_time: Callable[[], float],
+    rng: Random,
+) -> None:
+    """
+    Ship the chunks that come, until there are no more.
+
+    Args:
+        connection: To the process that gives the work.
+        signals: Each is the request to hurry, as a stop was asked for.
+        set_up: Called with which worker this is, and its settings.
+        wall_time: Seconds since the epoch.
+    Raises:
+        LostError: That process has gone.
+    """
+    async with await SocketStream.from_socket(connection) as stream:
+        channel = Channel(stream)
+        begin, _ = await channel.receive()
+        assert isinstance(begin, Begin)
+        set_up(begin.worker, begin.settings)
+        arrived_tx, arrived_rx = anyio.create_memory_object_stream[Chunk | None](0)
+        reports = _Reports(channel)
+        pipeline = Pipeline(
+            begin.settings,
+            _Received(arrived_rx, channel),
+            reports,
+            is_one_shot=True,
+            wall_time=wall_time,
+            rng=rng,
+            command="worker",
+            publish=reports.note,
+        )
+        reports.records_read = lambda: pipeline.totals.read
+        ended = Ended()
+        with arrived_rx, arrived_tx:
+            async with anyio.create_task_group() as side:
+                side.start_soon(_listen, channel, arrived_tx)
+                side.start_soon(reports.tell)
+                side.start_soon(_heed, signals, pipeline)
+                try:
+                    summary = await pipeline.run()
+                    ended = Ended(gave_up=pipeline.why_given_up if summary.outcome == "gave_up" else "")
+                except* ShipperError as group:
+                    ended = Ended(failed=str(first_of(group)))
+                side.cancel_scope.cancel()
+        await channel.send(reports.last())
+        await channel.send(ended)
+
+
+async def _heed(signals: Signals, pipeline: Pipeline) -> None:
+    with signals as received:
+        async for _ in received:
+            pipeline.hurry()
+
+
+async def _listen(channel: Channel, arrived_tx: MemoryObjectSendStream[Chunk | None]) -> None:
+    """Take in what comes; to the end, so that the loss of the other process is noticed."""
+    while True:
+        message, data = await channel.receive()
+        if isinstance(message, End):
+            await arrived_tx.send(None)
+            continue
+        assert isinstance(message, Work)
+        stream = Stream(stream_id=message.number, kind=message.kind, path=message.path, framing=message.framing)
+        await arrived_tx.send(
+            Chunk(
+                stream=stream,
+                start_offset=message.start_offset,
+                end_offset=message.end_offset,
+                data=data,
+                is_oversized=message.is_oversized,
+            )
+        )
+
+
+class _Received:
+    """The source: chunks as they arrive; nothing of the state of an input is known here."""
+
+    def __init__(self, arrived_rx: MemoryObjectReceiveStream[Chunk | None], channel: Channel) -> None:
+        self._arrived_rx = arrived_rx
+        self._channel = channel
+        self.is_exhausted = False
+
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
+        while (chunk := await self._arrived_rx.receive()) is not None:
+            await chunks_tx.send(chunk)
+            await self._channel.send(Ready())
+        self.is_exhausted = True
+
+    async def after_save(self) -> None:
+        pass
+
+    def backlog(self) -> Backlog:
+        return Backlog()
+
+
+class _Reports:
+    """The store: what is settled is told to the process that has the real one."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._reported = 0
+        self._live: Live | None = None
+        self._noted = anyio.Event()
+        self.records_read: Callable[[], int] = lambda: 0
+
+    def note(self, live: Live) -> None:
+        """Take note of a snapshot."""
+        self._live = live
+        self._noted.set()
+
+    def last(self) -> Report:
+        """Tell how it stands."""
+        return Report([], self.records_read() - self._reported, self._live)
+
+    async def tell(self) -> None:
+        """Tell of every snapshot, until this is cancelled."""
+        while True:
+            await self._noted.wait()
+            self._noted = anyio.Event()
+            await self._channel.send(self.last())
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved:
+        """Report; in a thread, as the real store does its work."""
+        done = list(checkpoints)
+        self._reported += sum(checkpoint.read for checkpoint in done)
+        report = Report(done, self.records_read() - self._reported)
+        try:
+            anyio.from_thread.run(self._channel.send, report)
+        except LostError:
+            raise StateError("the process that gives the work has gone") from None
+        return Saved(done=done, waiting=[], why="")
+
+    def expire(self, before_s: float) -> int:
+        return 0
