@@ -329,6 +329,8 @@ class Follower:
             reader = file.reader  # which tells it again, in its turn
         file.new_since = file.status = None
         file.reader = reader
+        with suppress(OSError, SourceError):  # told in its turn to be read
+            reader.note_head()
         self._wake(file)
         self._tell_opened(reader)
 

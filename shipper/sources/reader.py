@@ -151,7 +151,7 @@ class StreamReader:
         newline = self.content.pread(end - start, start).rfind(b"\n")
         self.offset = start + newline + 1 if newline >= 0 or start == 0 else end
         self._tail = self._last_bytes_seen()
-        self._note_head()
+        self.note_head()
         self.stream.size = self.stream.read_offset = self.offset
         self.stream.move_checkpoint(self.offset, self._tail)
         return self._tail
@@ -257,13 +257,15 @@ class StreamReader:
             is_oversized=not data,
         )
         self.offset = self.stream.read_offset = end_offset
-        self._note_head()
+        self.note_head()
         self._scanned = 0
         self._tail = data[-MARKER_BYTES:] if len(data) >= MARKER_BYTES else self._last_bytes_seen()
         return chunk
 
-    def _note_head(self) -> None:
+    def note_head(self) -> None:
+        """Remember how it begins, as far as it was read or ends with a line: a copy may be made before it is read."""
         if self.stream.head_bytes < HEAD_BYTES:
-            head = self.content.pread(min(HEAD_BYTES, self.offset), 0)
-            self.stream.head_bytes = len(head)
-            self.stream.head_digest = digest(head)
+            head = self.content.pread(HEAD_BYTES, 0)
+            end = len(head) if len(head) == HEAD_BYTES else max(self.offset, head.rfind(b"\n") + 1)
+            self.stream.head_bytes = min(len(head), end)
+            self.stream.head_digest = digest(head[:end])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -197,3 +198,22 @@ def test_the_last_note_tells_up_to_when_quiet_files_are_settled(bench: Bench):
     assert settled_until(bench) == 100.0
     bench.follower.note(is_last=True)
     assert settled_until(bench) == 200.0
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".copy"])
+def test_a_file_that_was_copied_before_it_was_read_the_first_time_is_read_once(bench: Bench, suffix: str):
+    bench.stop()
+    follower = bench.start("*.log*")
+    path = bench.write("a.log", lines(0, 200))
+    follower.look(follower.find(), 1.0)  # opened; the service is away, so nobody reads
+    old = path.rename(path.with_name("a.log.1"))
+    follower.look(follower.find(), 2.0)
+    data = old.read_bytes()
+    old.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    old.unlink()
+    read = b""
+    for now in range(3, 40):
+        follower.look(follower.find(), float(now))
+        if now > 4:
+            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+    assert read == lines(0, 200)
