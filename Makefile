@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt e2e cov bench soak lock all clean
+.PHONY: help setup demo test check fmt e2e cov bench soak lives torture fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -47,10 +47,18 @@ bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
 	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
 	$(BIN)/python -m tests.bench --rounds 1 --rows tail-idle,tail-busy,idle-1,idle-1000,idle-10000
 
-soak: setup ## a million random records, thousands of random lives of files (SEED=1), outages: some minutes
-	$(BIN)/python -m tests.soak.codec_soak $(SEED)
+soak: setup ## half an hour at full speed with rotation and faults: does anything grow (MINUTES=30, SEED)
+	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+lives: setup ## thousands of random lives of files (SEED=1), and outages: some minutes
 	$(BIN)/python -m tests.soak.sources_soak $(SEED)
 	$(BIN)/python -m tests.soak.delivery_soak
+
+torture: setup ## everything goes wrong at once and nothing may be lost (SEED, DURATION=600 seconds)
+	$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
+
+fuzz: setup ## hostile input to everything that reads what others wrote (EXECUTIONS=1000000, SEED)
+	$(BIN)/python -m tests.fuzz --executions $(or $(EXECUTIONS),1000000) $(if $(SEED),--seed $(SEED))
 
 lock: ## write requirements.lock anew: newest versions, hashes, no index address
 	$(PYTHON) -m venv $(VENV)/lock

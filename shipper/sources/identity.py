@@ -338,7 +338,8 @@ class StreamBook:
         if stream is None:
             return None
         if likeness(content, stream) != "same":
-            log.warning("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
+            tell = log.info if stream.is_settled else log.warning  # an inode is given out again, or something may be lost
+            tell("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
             self._displace(stream)
             return None
         if stream.stream_id in self._lost:
