@@ -24,16 +24,18 @@ _PATIENCE_SECONDS: Final = 10.0
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, for a few clients at a time, each of which has to come to the end of its headers soon."""
+    """uvicorn's protocol, for some clients at a time: of too many, the one that has been idle longest goes."""
 
     _waiting: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._wait_for_request()
         if len(self.connections) > _CLIENTS_MAX:
-            transport.abort()
-        else:
-            self._wait_for_request()
+            idle = [each for each in self.connections if isinstance(each, _Protocol) and each._waiting is not None]
+            longest = min(idle, key=lambda each: each._waiting.when() if each._waiting else 0.0)
+            longest._stop_waiting()  # it is still counted for a moment, but is not to be chosen again
+            longest.transport.abort()
 
     def on_headers_complete(self) -> None:
         self._stop_waiting()
@@ -54,6 +56,7 @@ class _Protocol(HttpToolsProtocol):
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
+            self._waiting = None
 
 
 @contextmanager

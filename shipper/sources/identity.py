@@ -338,7 +338,7 @@ class StreamBook:
         if stream is None:
             return None
         if likeness(content, stream) != "same":
-            tell = log.info if stream.is_settled else log.warning  # an inode is given out again, or something may be lost
+            tell = log.info if stream.is_settled else log.warning  # an inode is given out again, or something is lost
             tell("source_replaced", path=shown(path), checkpoint=stream.checkpoint, size=content.size())
             self._displace(stream)
             return None
