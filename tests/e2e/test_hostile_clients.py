@@ -1,0 +1,176 @@
+"""Clients of the admin address, and services, that mean harm: the pipeline goes on, and so do the probes."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shipper.serving import address_of
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service, Shipper
+from tests.e2e.files import open_files
+from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.test_follow import append, wait_for_events
+
+__all__ = ["folder", "start"]
+
+BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"POST / HTTP/1.1\r\n")
+MALFORMED = (
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(300),
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /" + b"a" * 200_000 + b" HTTP/1.1\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+    b"POST /status HTTP/1.1\r\nContent-Length: -5\r\n\r\nxxxx",
+    b"POST /status HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\nx",
+    b"POST /status HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\n",
+    b"GET http://example.com/ HTTP/1.1\r\nHost: \xff\r\n\r\n",
+    b"GET /../../etc/passwd HTTP/1.1\r\n\r\n",
+    b"\0" * 5000,
+)
+
+
+def _address(admin: Admin) -> tuple[str, int]:
+    url = httpx.URL(admin.address)
+    return url.host, url.port or 80
+
+
+@pytest.fixture
+def connections() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def _hold(stack: ExitStack, admin: Admin, count: int) -> list[socket.socket]:
+    """Open connections that begin a request and never end it."""
+    held = []
+    for number in range(count):
+        held.append(stack.enter_context(socket.create_connection(_address(admin), timeout=10)))
+        held[-1].sendall(BEGINNINGS[number % len(BEGINNINGS)])
+    return held
+
+
+def test_clients_that_never_end_their_request_hurt_neither_the_pipeline_nor_the_probes(
+    start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start()
+    admin = Admin(running)
+    held = _hold(connections, admin, 200)
+    assert admin.get("/healthz").status_code == 200, "at once"
+    wait_for_events(running, service, sample.ids[:10])
+    for number in range(10, 20):
+        _hold(connections, admin, 5)
+        append(folder / "a.ndjson", [sample.lines[number]])
+        for client in held[:50]:
+            with suppress(ConnectionError):  # what can become no request any more is cut off
+                client.sendall(b"x")
+        assert admin.get("/healthz").status_code == 200
+        assert admin.get("/readyz").text == "ready\n"
+    wait_for_events(running, service, sample.ids[:20])
+    assert admin.get("/metrics").status_code == 200
+    assert running.stop(limit_s=10).returncode == 0, "they hold up its end"
+
+
+def test_more_clients_than_descriptors_do_not_keep_files_from_being_read(
+    start: Start, folder: Path, service: Service, sample: Sample, connections: ExitStack
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start(prefix=["prlimit", "--nofile=160", "--"])
+    admin = Admin(running)
+    wait_for_events(running, service, sample.ids[:10])
+    _hold(connections, admin, 300)
+    append(folder / "a.ndjson", sample.lines[10:20])
+    wait_for_events(running, service, sample.ids[:20])
+    (folder / "a.ndjson").rename(folder / "a.ndjson.1")
+    append(folder / "a.ndjson", sample.lines[20:30])
+    wait_for_events(running, service, sample.ids[:30])
+    connections.close()
+    running.wait_until(lambda: _answers(admin), "it answers again once they have gone")
+    assert running.stop(limit_s=10).returncode == 0
+
+
+def _answers(admin: Admin) -> bool:
+    try:
+        return admin.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_what_is_no_request_is_answered_or_cut_off_and_costs_nothing(
+    start: Start, folder: Path, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start()
+    admin = Admin(running)
+    wait_for_events(running, service, sample.ids[:10])
+    for data in MALFORMED:
+        with socket.create_connection(_address(admin), timeout=10) as client:
+            try:
+                client.sendall(data)
+                client.shutdown(socket.SHUT_WR)
+                answer = client.recv(100)
+            except ConnectionError:
+                continue  # it did not even want to hear it out
+        assert not answer.startswith(b"HTTP/1.1 5"), (data[:40], answer)
+        assert b"root:" not in answer
+    before = len(open_files(running))
+    assert admin.get("/healthz").status_code == 200
+    assert len(open_files(running)) <= before + 1
+    append(folder / "a.ndjson", sample.lines[10:20])
+    wait_for_events(running, service, sample.ids[:20])
+    result = running.stop()
+    assert result.returncode == 0
+
+
+def test_a_service_that_drips_its_headers_for_ever_is_cut_off_and_everything_is_delivered(
+    shipper: Shipper, sample: Sample, connections: ExitStack
+):
+    """One byte at a time, each of them well within the read timeout: only a limit on the whole answer ends it."""
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    listener = connections.enter_context(socket.create_server(("127.0.0.1", 0)))
+    shipper.target = shipper.target._replace(base_url=address_of(listener))
+    running: Running = shipper.start(
+        "backfill",
+        file,
+        *("--summary", "json"),
+        settings={
+            "delivery.read_timeout_seconds": 0.4,
+            "delivery.connect_timeout_seconds": 0.4,
+            "delivery.concurrency": 1,
+        },
+    )
+    listener.settimeout(15)
+    client = connections.enter_context(listener.accept()[0])
+    client.recv(1 << 20)
+    client.sendall(b"HTTP/1.1 202 Accepted\r\nX-Slow: ")
+    client.settimeout(0.05)
+    drops = 0
+    while not _is_gone(client):
+        client.sendall(b"x")
+        drops += 1
+        assert drops < 600, "it waits for ever"
+    assert drops > 8, "it was the read timeout that has ended it"
+    again = connections.enter_context(listener.accept()[0])
+    body = b""
+    while body.count(b'"EventId"') < 10 or not body.endswith(b"]}"):
+        body += again.recv(1 << 20)
+    again.sendall(b"HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+    result = running.finish()
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
+    assert result.summary
+    assert result.summary["retries"] == 1
+
+
+def _is_gone(client: socket.socket) -> bool:
+    try:
+        return client.recv(1 << 20) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True

@@ -1,0 +1,98 @@
+"""Names of files that were chosen to be taken for something else: for lines of a log, for options, for patterns."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper
+
+FORGED = 'x.ndjson\n{"event":"delivery_paused","level":"error","reason":"forged"}'
+NAMES = [
+    FORGED,
+    "clear\x1b[2J\x1b]0;title\x07.ndjson",
+    "turned\u202e\u2066.ndjson",
+    "carriage\rreturn.ndjson",
+    "next\x85line\u2028.ndjson",
+    "[red]markup[bold].ndjson",
+    os.fsdecode(b"bytes\xff\xfe.ndjson"),
+    "--set intake.base_url=http:x",
+    "%s{0}$HOME`id`.ndjson",
+]
+COMMANDS = ("\x1b", "\x07", "\r", "\x85", "\u2028", "\u202e", "\u2066")  # to a terminal
+
+
+@pytest.fixture
+def folder(shipper: Shipper, sample: Sample) -> Path:
+    """Files of which each has three good records and one that is refused, under an odd name each."""
+    folder = shipper.folder / "logs"
+    folder.mkdir()
+    for index, name in enumerate(NAMES):
+        (folder / name).write_bytes(b"{}\n" + b"".join(sample.lines[index * 3 : index * 3 + 3]))
+    return folder
+
+
+def _check_text(text: str) -> None:
+    """What is for people holds nothing that a terminal obeys, and no line that a name has made up."""
+    for command in COMMANDS:
+        assert command not in text, repr(text)
+    assert not any(line.startswith(('{"event":"delivery_paused"', 'ndjson"')) for line in text.split("\n")), text
+
+
+@pytest.mark.parametrize("log_format", ["json", "console"])
+def test_no_name_writes_a_line_of_the_log_or_moves_the_cursor(
+    shipper: Shipper, service: Service, sample: Sample, folder: Path, log_format: str
+):
+    result = shipper.backfill(folder, "--log-level", "debug", "--log-format", log_format)
+    assert (result.returncode, result.counts()[:3]) == (3, (4 * len(NAMES), 3 * len(NAMES), len(NAMES)))
+    _check_text(result.stderr)
+    if log_format == "json":
+        events = [json.loads(line)["event"] for line in result.stderr.splitlines() if line.startswith("{")]
+        assert "delivery_paused" not in events
+    service.assert_holds_exactly(sample.ids[: 3 * len(NAMES)])
+
+
+@pytest.mark.parametrize(
+    "command", [["status", "--all"], ["dead-letters", "list"], ["dead-letters", "show", "1"], ["validate", "logs"]]
+)
+def test_no_name_moves_the_cursor_of_who_looks(shipper: Shipper, service: Service, folder: Path, command: list[str]):
+    if command[0] != "validate":
+        assert shipper.backfill(folder).returncode == 3
+    result = shipper.run(*command)
+    assert result.returncode in {0, 3}, result.stderr
+    assert "ndjson" in result.stdout
+    _check_text(result.stdout + result.stderr)
+
+
+def test_a_pattern_may_go_up_round_in_circles_and_name_a_file_twice(shipper: Shipper, service: Service, sample: Sample):
+    """Each file is read once, by whatever name it was found."""
+    folder = shipper.folder / "logs"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    (folder / "deep" / "b.ndjson").write_bytes(b"".join(sample.lines[10:20]))
+    (folder / "deep" / "up").symlink_to("..")
+    (folder / "deep" / "itself").symlink_to("itself")
+    os.link(folder / "a.ndjson", folder / "deep" / "linked.ndjson")
+    (folder / "soft.ndjson").symlink_to("deep/../a.ndjson")
+    patterns = ["logs/**", "logs/deep/../*.ndjson", "logs/deep/up/deep/up/*.ndjson", "./logs/a.ndjson", folder]
+    result = shipper.backfill(*patterns, limit_s=20)
+    assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), result.stderr
+    service.assert_holds_exactly(sample.ids[:20])
+    assert shipper.backfill(*patterns, limit_s=20).counts() == (0, 0, 0, 0, 0)
+
+
+def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    for number, name in enumerate(("--config", "-", "--set=batch.max_events=0")):
+        (shipper.folder / name).write_bytes(sample.lines[number])
+    arguments = ["--summary", "json", "--config", shipper.config, "--", "--config", "--set=batch.max_events=0", "./-"]
+    result = shipper.run(
+        "backfill", *arguments, configured=False, env={"SHIPPER__INTAKE__BASE_URL": service.target.base_url}
+    )
+    assert (result.returncode, result.counts()) == (0, (3, 3, 0, 0, 0)), result.stderr
+    service.assert_holds_exactly(sample.ids[:3])

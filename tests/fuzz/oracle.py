@@ -1,0 +1,152 @@
+"""What must become of a line, told record by record and field by field, with nothing of the codec's."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any, Final, NamedTuple
+
+from shipper.codec import FIELD_RULES
+from shipper.wire import ActivityEvent
+from tests.model.test_codec_oracle import GOOD_FIELD
+
+FIELDS: Final = ActivityEvent.__struct_fields__
+BLANKS: Final = b" \t\r\n\0"
+NESTING_MAX: Final = 200
+
+_EVENT_ID: Final = re.compile(
+    r"(?:urn:uuid:)?(\{)?([0-9a-f]{8})(-?)([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{4})\3([0-9a-f]{12})(\})?"
+)
+_TIMESTAMP: Final = re.compile(r"(?a:(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(?:\.\d+)?(?:([Zz])|([+-])(\d\d):?(\d\d)))")
+
+
+class Expected(NamedTuple):
+    """
+    Attributes:
+        is_as_it_came: It leaves byte for byte; otherwise as `document`, its fields in this order.
+        rules: That it may be said to break; without a document, it is refused.
+    """
+
+    document: dict[str, Any] | None = None
+    is_as_it_came: bool = False
+    rules: frozenset[str] = frozenset()
+
+
+def expected(record: bytes, *, is_normalizing: bool, unknown: str) -> Expected:
+    """
+    Tell what must become of a record, without blanks around it.
+
+    Args:
+        unknown: What becomes of unknown fields: drop, reject, keep.
+    """
+    repeated: set[str] = set()
+    document = read(record, repeated)
+    if isinstance(document, str):
+        return Expected(rules=frozenset({document, "json"}))  # what is no text is no JSON, either
+    known = {name: document[name] for name in FIELDS if name in document}
+    if is_normalizing:
+        known = _normalized(known)
+    extra = {name: value for name, value in document.items() if name not in FIELDS}
+    bad = {
+        FIELD_RULES[field] for field, is_good in GOOD_FIELD.items() if field not in known or not is_good(known[field])
+    }
+    if extra and unknown == "reject":
+        bad.add("unknown_field")
+    # The last value counts; but a record whose other values are not even of the field's type may be refused for them.
+    of_repeated = {FIELD_RULES.get(field, "json") for field in repeated} | ({"json"} if repeated else set())
+    if bad:
+        return Expected(rules=frozenset(bad | of_repeated))
+    wire = {field: known[field] for field in FIELDS} | (extra if unknown == "keep" else {})
+    is_same = all(_is_same(document.get(field), known[field]) for field in FIELDS) and not (extra and unknown == "drop")
+    return Expected(wire, is_same, frozenset(of_repeated))
+
+
+def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
+    """
+    Read a JSON object, of a name that stands twice the last value; the rule that it breaks if it is none.
+
+    Args:
+        repeated: The names that stand twice anywhere in it are added.
+    """
+
+    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(found)
+        if len(made) < len(found):
+            names = [name for name, _ in found]
+            repeated.update(name for name in made if names.count(name) > 1)
+        return made
+
+    try:
+        text = record.decode()
+    except UnicodeDecodeError:
+        return "encoding"
+    try:
+        document = json.loads(text, parse_constant=_refuse, object_pairs_hook=pairs)
+        json.dumps(document, ensure_ascii=False).encode()  # raises where half a surrogate pair stands
+    except (ValueError, RecursionError):
+        return "json"
+    return document if isinstance(document, dict) and _depth(document) <= NESTING_MAX else "json"
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _depth(node: Any) -> int:
+    if isinstance(node, dict):
+        return 1 + max(map(_depth, node.values()), default=0)
+    return 1 + max(map(_depth, node), default=0) if isinstance(node, list) else 0
+
+
+def _is_same(before: object, after: object) -> bool:
+    return type(before) is type(after) and before == after
+
+
+def _normalized(known: dict[str, Any]) -> dict[str, Any]:
+    made = dict(known)
+    for field, value in known.items():
+        text = value.strip(" \t") if isinstance(value, str) else None
+        if field == "EventId" and text is not None:
+            made[field] = _event_id(text.lower()) or value
+        elif field == "IP" and text is not None:
+            made[field] = text[7:] if text[:7].lower() == "::ffff:" else text
+        elif field == "Timestamp" and text is not None:
+            made[field] = _timestamp(text) or value
+        elif field == "BTag" and text is not None:
+            made[field] = text
+        elif field in {"ConsumerID", "BrandID"} and isinstance(value, str) and re.fullmatch("[0-9]{1,30}", value):
+            made[field] = int(value)
+        elif field in {"ConsumerCountry", "ConsumerCurrencyID", "ConsumerState"} and isinstance(value, str):
+            made[field] = value.upper() if value.isascii() else value
+        elif field in {"CustomerCurrencyID", "AffiliateID"} and type(value) is int and abs(value) < 10**30:
+            made[field] = str(value)
+    for field in ("AffiliateID", "ConsumerState"):
+        if made.get(field) is None:
+            made[field] = ""
+    return made
+
+
+def _event_id(text: str) -> str | None:
+    found = _EVENT_ID.fullmatch(text)
+    if found is None or bool(found[1]) != bool(found[8]):
+        return None
+    return "-".join(found.group(2, 4, 5, 6, 7))
+
+
+def _timestamp(text: str) -> str | None:
+    found = _TIMESTAMP.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        naive = datetime.fromisoformat(f"{found[1]}T{found[2]}")
+        zone = UTC
+        if not found[3]:
+            hours, minutes = int(found[5]), int(found[6])
+            if hours > 23 or minutes > 59:
+                return None
+            offset = timedelta(hours=hours, minutes=minutes)
+            zone = timezone(-offset if found[4] == "-" else offset)
+        return f"{naive.replace(tzinfo=zone).astimezone(UTC).isoformat()[:19]}Z"
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,167 @@
+"""The application whose log files `shipper run` follows, and its rotator."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+from tests.e2e.files import compress, copytruncate
+from tests.torture.lanes import Lane
+
+_FILES: Final = ("app", "web", "api")
+_LATE_S: Final = 0.6  # from a rotation to the last write into the old file; below `input.rotate_wait_seconds`
+
+
+class LogFile:
+    """
+    A file that is written piecemeal.
+
+    Attributes:
+        numbers: Of the records that were written to their end in it since it was new or emptied.
+        rest: What is yet to be written of its last line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.numbers: list[int] = []
+        self.rest = b""
+        self._torn = -1
+
+    def append(self, lane: Lane, count: int, rng: Random) -> None:
+        """Append records, the last of them perhaps torn."""
+        data = self.take_rest()
+        for left in reversed(range(count)):
+            number, record = lane.next_record()
+            data += record.line
+            if not left and rng.random() < 0.5:
+                cut = rng.randrange(1, len(record.line))
+                data, self.rest = data[:-cut], data[-cut:]
+                self._torn = number
+            else:
+                self.numbers.append(number)
+        self.write(data)
+
+    def take_rest(self) -> bytes:
+        rest, self.rest = self.rest, b""
+        if rest:
+            self.numbers.append(self._torn)
+        return rest
+
+    def finish_line(self) -> None:
+        self.write(self.take_rest())
+
+    def write(self, data: bytes) -> None:
+        with self.path.open("ab") as out:
+            out.write(data)
+
+
+class RunLane(Lane):
+    """`shipper run` on the files of a folder."""
+
+    name: ClassVar = "run"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.folder = self.shipper.folder / "logs"
+        self.folder.mkdir()
+        self.files = [LogFile(self.folder / f"{name}.ndjson") for name in _FILES]
+        self.writing_rng = Random(self.rng.random())
+        self._rotations = 0
+        self._chores: list[tuple[float, Callable[[], object]]] = []
+        self._include = json.dumps([f"{self.folder}/*.ndjson*"])
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "input.include": self._include}
+
+    def arguments(self) -> Sequence[str | Path]:
+        return ["run"]
+
+    # The application and its rotator: all calls from one thread -------------------------------------------------------
+
+    def produce(self) -> None:
+        self._do_chores(time.monotonic())
+        count, rng = self.due(), self.writing_rng
+        for file in rng.sample(self.files, len(self.files)):
+            share = min(count, rng.randrange(1 + 2 * count // len(self.files)))
+            if share:
+                file.append(self, share, rng)
+                count -= share
+        self._note_latest()
+
+    def finish_producing(self) -> None:
+        self._do_chores(float("inf"))
+        for file in self.files:
+            file.finish_line()
+        self._note_latest()
+
+    def _note_latest(self) -> None:
+        newest = (number for file in self.files for number in file.numbers[-3:])
+        self.latest = max((number for number in newest if not self.make(number).rule), default=self.latest)
+
+    def _do_chores(self, now: float) -> None:
+        for chore in [each for each in self._chores if each[0] <= now]:
+            self._chores.remove(chore)
+            chore[1]()
+
+    def is_in_flight(self, file: LogFile) -> bool:
+        """Tell whether the service has not got all of what is in a file."""
+        return any(not self.has(number) and not self.make(number).rule for number in file.numbers)
+
+    def _rotated(self, file: LogFile) -> Path:
+        self._rotations += 1
+        self.noted["rotations"] += 1
+        self.noted["rotations in flight"] += self.is_in_flight(file)
+        return file.path.with_name(f"{file.path.name}.{self._rotations}")
+
+    def rename(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
+        """Rename a file; the rest of a torn line is written into the old one a little later, and that is compressed."""
+        if not file.path.exists():
+            return False
+        new = self._rotated(file)
+        old = LogFile(file.path.rename(new))
+        old.rest, file.rest = file.rest, b""
+        file.numbers.clear()
+        file.write(b"")
+        late = time.monotonic() + rng.uniform(0, _LATE_S)
+        self._chores.append((late, old.finish_line))
+        if suffix:
+            self._chores.append((late + rng.uniform(0, 2), lambda: compress(new, suffix)))
+        return True
+
+    def copy_and_truncate(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
+        """Copy a file and empty it; the copy stays beside it."""
+        if not file.path.exists():
+            return False
+        file.finish_line()
+        new = self._rotated(file)
+        copytruncate(file.path, new)
+        file.numbers.clear()
+        if suffix:
+            self._chores.append((time.monotonic() + rng.uniform(0, 2), lambda: compress(new, suffix)))
+        return True
+
+    def truncate_when_read(self, file: LogFile, rng: Random) -> bool:
+        """Empty a file of which no copy is left, once all of it is settled: what was not read would be gone."""
+        file.finish_line()
+        if not file.numbers or not self._is_settled(file.path):
+            return False
+        with file.path.open("r+b") as out:
+            out.truncate(0)
+        file.numbers.clear()
+        return True
+
+    def _is_settled(self, path: Path) -> bool:
+        streams, size = self._streams(), path.stat().st_size
+        return any(each["path"] == str(path) and each["checkpoint"] == each["size"] == size for each in streams)
+
+    def has_looked_at_all(self) -> bool:
+        return all(each["stream_id"] for each in self._streams())
+
+    def _streams(self) -> list[dict[str, Any]]:
+        """Ask as a user does how far each file is."""
+        status = self.shipper.run("status", "--json", "--all", check=False, settings=self.settings())
+        return json.loads(status.stdout)["state"]["streams"] if status.returncode == 0 else []

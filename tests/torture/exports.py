@@ -1,0 +1,101 @@
+"""Exports that are shipped as cron would have it."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests.e2e.driver import SHIPPER, Result
+from tests.e2e.files import COMPRESSIONS
+from tests.torture.lanes import BACKLOG_MAX, Lane
+
+
+class BackfillLane(Lane):
+    """Exports, plain and compressed, that `shipper backfill` ships as cron would have it do, over and over."""
+
+    name: ClassVar = "backfill"
+    good_ends: ClassVar = frozenset({0, 3})
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._folder = self.shipper.folder / "exports"
+        self._folder.mkdir()
+        self._size = self.rng.randrange(100, 400)
+        self._exports = 0
+        self._is_shipped = True
+        self._completion = self.rng.choice(["keep", "delete"])
+        help_text = subprocess.run([SHIPPER, "backfill", "--help"], capture_output=True, text=True, check=True).stdout
+        self._has_workers = "--workers" in help_text
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "input.on_complete": self._completion}
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether this run is shared out among processes."""
+        return self._has_workers and self._starts % 2 == 0
+
+    def environment(self) -> dict[str, str]:
+        # A process that has threads cannot start another one under libfaketime: that may hold its lock for ever.
+        return {} if self._is_shared else super().environment()
+
+    def arguments(self) -> Sequence[str | Path]:
+        workers = ["--workers", "2"] if self._is_shared else []
+        return ["backfill", self._folder, "--summary", "json", "--listen", "127.0.0.1:0", *workers]
+
+    def produce(self) -> None:
+        """Exports are made when there is time to ship them; see `tend`."""
+
+    def finish_producing(self) -> None:
+        self._due_at = float("inf")
+
+    def tend(self) -> None:
+        if self.running is not None and self.running.has_ended:
+            result = self.finish()
+            if result.returncode not in self.good_ends:
+                self.note_own_end(result)
+        if self.running is None:
+            if self.due_exports():
+                self.export()
+            if not self._has_nothing_to_do():
+                self.start()
+
+    def _has_nothing_to_do(self) -> bool:
+        return self.running is None and (self._is_shipped or not any(self._folder.iterdir()))
+
+    def due_exports(self) -> bool:
+        now = time.monotonic()
+        if self.backlog > BACKLOG_MAX or now < self._due_at:
+            return False
+        self._due_at = now + self._size / self._rate
+        return True
+
+    def after_end(self, result: Result) -> None:
+        self._is_shipped = result.returncode in self.good_ends
+
+    def export(self) -> None:
+        """Write a file elsewhere and move it in, some times two."""
+        self._is_shipped = False
+        for _ in range(self.rng.choice([1, 1, 2])):
+            self._exports += 1
+            made = [self.next_record() for _ in range(self._size)]
+            data = b"".join(record.line for _, record in made)
+            suffix = self.rng.choice(["", *COMPRESSIONS])
+            path = self.shipper.folder / (f"{self._exports:06}.ndjson" + f".{suffix}" * bool(suffix))
+            path.write_bytes(COMPRESSIONS[suffix](data) if suffix else data[: -1 if self.rng.random() < 0.5 else None])
+            path.rename(self._folder / path.name)
+            self.latest = max(number for number, record in made if not record.rule)
+
+    def is_alive(self) -> bool:
+        self.tend()
+        return super().is_alive()
+
+    def close(self) -> Result:
+        """Ship what is left, and a last export."""
+        assert self.rest_until(self._has_nothing_to_do, limit_s=120), "exports are left"
+        self.export()
+        self.start()
+        return self.finish()

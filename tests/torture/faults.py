@@ -1,0 +1,218 @@
+"""
+Everything that goes wrong, in four tables: add to them, and it is dealt, counted and missed if it never happened.
+
+A fault is a function of what it befalls and a source of chance; it takes its time, and tells whether it bit.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from email.utils import formatdate
+from functools import partial
+from random import Random
+from typing import Final
+
+from tests.e2e.fake_service import RESET, STORE_AND_RESET, WEB_PAGE, Reply
+from tests.e2e.files import COMPRESSIONS
+from tests.torture.application import LogFile, RunLane
+from tests.torture.lanes import Lane
+from tests.torture.service import Medley, Misbehaviour, Service
+
+ServiceFault = Callable[[Service, Random], bool]
+LaneFault = Callable[[Lane, Random], bool]
+FileFault = Callable[[RunLane, LogFile, Random], bool]
+
+_BITE_LIMIT_S: Final = 20.0
+_CLOSED: Final = Reply(fault="close")
+
+
+def _error(status: int, message: str = "", **headers: str) -> Reply:
+    body = json.dumps({"statusCode": status, "message": message or f"This is a {status}."}).encode()
+    return Reply(status=status, body=body, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+
+# The service ------------------------------------------------------------------------------------------------------
+
+
+def _answers(reply: Reply, *, stores: bool = False, hangs: bool = False) -> ServiceFault:
+    """A few requests, or all of a while, are answered so."""
+
+    def fault(service: Service, rng: Random) -> bool:
+        seconds, times = rng.choice([(0.0, rng.randrange(1, 8)), (rng.uniform(0.2, 2), 1)])
+        return service.misbehave(Misbehaviour(reply, stores=stores, hangs=hangs), seconds=seconds, times=times)
+
+    return fault
+
+
+def _medley(service: Service, rng: Random) -> bool:
+    """For a while, each third request goes wrong in one way or another."""
+    several = [
+        *(Misbehaviour(reply) for reply in (RESET, WEB_PAGE, _error(503), _error(429), _error(403))),
+        *(Misbehaviour(reply, stores=True) for reply in (STORE_AND_RESET, _error(500))),
+        Misbehaviour(_CLOSED, stores=True, loses_answer=False),
+    ]
+    return service.misbehave(Medley(several, rng), seconds=rng.uniform(1, 3))
+
+
+def _closes(service: Service, rng: Random) -> bool:
+    return service.misbehave(Misbehaviour(_CLOSED, stores=True, loses_answer=False), seconds=rng.uniform(0.2, 1))
+
+
+def _throttles_until(service: Service, rng: Random) -> bool:
+    wait = formatdate(time.time() + 2, usegmt=True)
+    return service.misbehave(Misbehaviour(_error(429, Retry_After=wait)), seconds=0.5)
+
+
+def _too_large(service: Service, rng: Random) -> bool:
+    bad = Misbehaviour(_error(413), over_events=rng.randrange(1, 30))
+    return service.misbehave(bad, seconds=rng.uniform(0.5, 2))
+
+
+def _names_the_guilty(service: Service, rng: Random) -> bool:
+    """Poison is refused alone, by an answer that names it; for as long as until the next restart of the service."""
+    intake, before = service.intake, service.intake.named
+    intake.names_the_guilty = True
+    until = time.monotonic() + _BITE_LIMIT_S
+    while intake.named == before and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, 1))
+    intake.names_the_guilty = False
+    return intake.named > before
+
+
+def _revokes_tokens(service: Service, rng: Random) -> bool:
+    before = service.tokens.refused
+    service.tokens.revoke()
+    until = time.monotonic() + _BITE_LIMIT_S
+    while service.tokens.refused == before and time.monotonic() < until:
+        time.sleep(0.02)
+    return service.tokens.refused > before
+
+
+def _no_tokens(service: Service, rng: Random) -> bool:
+    """All tokens are revoked, and there are no new ones for a while."""
+    endpoint = service.token_endpoint
+    before = endpoint.failures
+    endpoint.is_away = True
+    service.tokens.revoke()
+    until = time.monotonic() + _BITE_LIMIT_S
+    while endpoint.failures == before and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, 1))
+    endpoint.is_away = False
+    return endpoint.failures > before
+
+
+SERVICE: Final[dict[str, ServiceFault]] = {
+    "429": _answers(_error(429)),
+    "429, Retry-After in seconds": _answers(_error(429, Retry_After="1")),
+    "429, Retry-After as a date": _throttles_until,
+    "403": _answers(_error(403)),
+    "403 for a quota": _answers(_error(403, "Out of call volume quota. Quota will be replenished in 00:00:01.")),
+    "401": _answers(_error(401)),
+    "401 for the key": _answers(_error(401, "Access denied due to invalid subscription key.")),
+    "404": _answers(_error(404)),
+    "413": _too_large,
+    "500": _answers(_error(500)),
+    "503, Retry-After": _answers(_error(503, Retry_After="1")),
+    "504 after storing": _answers(_error(504), stores=True),
+    "web page": _answers(WEB_PAGE),
+    "reset before storing": _answers(RESET),
+    "reset after storing": _answers(STORE_AND_RESET, stores=True),
+    "closed after the answer": _closes,
+    "a third of all requests": _medley,
+    "answer cut off after storing": _answers(Reply(fault="truncate"), stores=True),
+    "hang before storing": _answers(RESET, hangs=True),
+    "hang after storing": _answers(RESET, stores=True, hangs=True),
+    "poison named, not bisected": _names_the_guilty,
+    "tokens expire early": _revokes_tokens,
+    "token endpoint away": _no_tokens,
+    "service restarted": lambda service, rng: service.restart(pause_s=rng.uniform(0, 2)),
+}
+
+
+# A shipper --------------------------------------------------------------------------------------------------------
+
+
+def _kill(lane: Lane, rng: Random) -> bool:
+    """Kill it while it has something to do, and start the next one at once or later."""
+    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_BITE_LIMIT_S)
+    lane.rest(rng.uniform(0, 0.3))
+    lane.noted["kills with records in flight"] += lane.backlog > 0
+    bit = lane.end_by(signal.SIGKILL)
+    time.sleep(rng.choice([0, rng.uniform(0, 1)]))
+    lane.tend()
+    return bit
+
+
+def _kill_at_start(lane: Lane, rng: Random) -> bool:
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.end_by(signal.SIGKILL)
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    time.sleep(rng.uniform(0, 0.5))
+    return lane.end_by(signal.SIGKILL)
+
+
+def _stop(lane: Lane, rng: Random) -> bool:
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.rest(rng.uniform(0, 0.5))
+    bit = lane.end_by(signal.SIGTERM)
+    time.sleep(rng.choice([0, rng.uniform(0, 1)]))
+    return bit
+
+
+def _hold(lane: Lane, rng: Random) -> bool:
+    """Hold it, some times for longer than any answer takes."""
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    return lane.hold(rng.choice([rng.uniform(0.1, 1.5), rng.uniform(0.1, 1.5), rng.uniform(4, 6)]))
+
+
+def _fill_disk(lane: Lane, rng: Random) -> bool:
+    """Fill its disk until it notices, and make room after a while, some times after a kill."""
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    with lane.full_disk():
+        bit = lane.rest_until(lane.misses_room, limit_s=_BITE_LIMIT_S)
+        lane.rest(rng.uniform(0, 2))
+        if rng.random() < 0.3:
+            lane.end_by(signal.SIGKILL)
+    return bit
+
+
+def _step_clock(lane: Lane, rng: Random, *, direction: int) -> bool:
+    """Let the wall clock jump, and after a while jump back."""
+    seconds = direction * rng.choice([rng.randrange(30, 600), rng.randrange(3600, 86_400)])
+    lane.step_clock(seconds)
+
+    def is_seen() -> bool:
+        at = (lane.status().get("live") or {}).get("at")
+        return at is not None and abs(at - time.time() - seconds) < 10
+
+    bit = lane.rest_until(is_seen, limit_s=_BITE_LIMIT_S)
+    lane.rest(rng.uniform(0.5, 2))
+    lane.step_clock(0)
+    return bit
+
+
+LANE: Final[dict[str, LaneFault]] = {
+    "kill -9": _kill,
+    "kill -9 at the start": _kill_at_start,
+    "SIGTERM": _stop,
+    "SIGSTOP": _hold,
+    "disk full": _fill_disk,
+    "clock stepped forward": partial(_step_clock, direction=1),
+    "clock stepped back": partial(_step_clock, direction=-1),
+}
+
+
+# A log file -------------------------------------------------------------------------------------------------------
+
+FILE: Final[dict[str, FileFault]] = {
+    "renamed": RunLane.rename,
+    **{f"renamed, then {suffix}": partial(RunLane.rename, suffix=suffix) for suffix in COMPRESSIONS},
+    "copied and truncated": RunLane.copy_and_truncate,
+    "copied and truncated, then gz": partial(RunLane.copy_and_truncate, suffix="gz"),
+    "truncated when all was read": RunLane.truncate_when_read,
+}

@@ -1,0 +1,318 @@
+"""The shippers under attack, each with a state directory of its own, and what feeds them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, ClassVar, Final
+
+import httpx
+import pytest
+
+from tests.e2e.driver import Result, Running, Shipper, Target
+from tests.e2e.operated import Admin
+from tests.e2e.surroundings import SmallDisk, small_disk
+from tests.torture.books import READ_TIMEOUT_S, Process
+from tests.torture.records import Record
+from tests.torture.service import Service
+
+SETTINGS: Final[dict[str, object]] = {
+    "batch.linger_seconds": 0.05,
+    "delivery.connect_timeout_seconds": READ_TIMEOUT_S,
+    "delivery.read_timeout_seconds": READ_TIMEOUT_S,
+    "delivery.drain_timeout_seconds": 2,
+    "delivery.max_concurrency": 8,
+    "delivery.retry_initial_seconds": 0.02,
+    "delivery.retry_max_seconds": 0.5,
+    "input.poll_interval_seconds": 0.2,
+    "spool.max_bytes": 8_000_000,
+    "spool.segment_bytes": 200_000,
+}
+# Of these, the seed chooses.
+_CHOICES: Final[dict[str, list[object]]] = {
+    "batch.max_events": [20, 50, 200],
+    "delivery.concurrency": ["adaptive", 1, 3],
+    "input.rotate_wait_seconds": [1.0, 3.0],
+    "records.dedupe_window": [0, 100_000],
+    "state.commit_interval_seconds": [0.01, 0.05, 0.5],
+}
+NO_ROOM: Final = "ended or not begun for want of room on the disk"
+BACKLOG_MAX: Final = 15_000  # then the producer waits, as everything has to be delivered in the end
+_DISK_BYTES: Final = 48 << 20
+_END_LIMIT_S: Final = 60.0
+_SUPERVISOR_PAUSE_S: Final = 0.3
+_FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+class Lane:
+    """
+    One way to ship. Its process is handled by one thread; its producer may be another.
+
+    Args:
+        rate: Records a second.
+
+    Attributes:
+        written: How many records were made for it so far.
+        letters: The records that must become dead letters, by their bytes, with the rule.
+        latest: Number of the last one that was wholly written and that the service has to get.
+        disk: On which the state lies; None = it cannot be filled, as `left_out` says.
+        left_out: What cannot be done to it here, and why.
+    """
+
+    name: ClassVar[str]
+    good_ends: ClassVar[frozenset[int]] = frozenset({0})
+
+    def __init__(self, folder: Path, number: int, service: Service, rng: Random, *, rate: float) -> None:
+        self.shipper = Shipper(folder / self.name, Target(service.base_url, "", "secret"))
+        self.number = number
+        self.written = self.owed = 0
+        self.letters: dict[bytes, str] = {}
+        self.latest = -1
+        self.disk: SmallDisk | None = None
+        self.left_out: dict[str, str] = {}
+        self.noted: Counter[str] = Counter()
+        self.running: Running | None = None
+        self.rng = rng
+        self.service = service
+        self._process: Process | None = None
+        self._starts = 0
+        self._rate = rate
+        self._due_at = 0.0
+        self._is_disk_full = False
+        self._ends_before_full = 0
+        self._chosen = {key: rng.choice(values) for key, values in _CHOICES.items()}
+        self._clock = self.shipper.folder / "clock"
+        self._stack = ExitStack()
+        config = self.shipper.config.read_text()
+        oauth2 = f'[intake.oauth2]\ntoken_url = "{service.token_url}"\nclient_id = "torture"\n'
+        secret = 'client_secret = { env = "INTAKE_TOKEN" }\n'
+        self.shipper.config.write_text(config.replace('token = { env = "INTAKE_TOKEN" }\n', oauth2 + secret))
+
+    def __enter__(self) -> Lane:
+        self._stack.enter_context(self.shipper)
+        try:
+            self.disk = self._stack.enter_context(small_disk(self.shipper.state, _DISK_BYTES))
+        except pytest.skip.Exception as why:
+            self.left_out["disk full"] = str(why)
+        if not _FAKETIME:
+            self.left_out["clock stepped"] = "libfaketime is not installed"
+        self.step_clock(0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.running is not None:
+            self.running.end()
+            _clear_up()
+        self._stack.close()
+
+    # Records --------------------------------------------------------------------------------------------------------
+
+    @property
+    def backlog(self) -> int:
+        """How many records are written, or about to be, that the service has to get and has not."""
+        return self.owed - self.service.books.stored[self.number]
+
+    def has(self, number: int) -> bool:
+        """Tell whether the service has a record."""
+        return self.service.books.records[self.number].key(number) in self.service.books.first
+
+    def make(self, number: int) -> Record:
+        return self.service.books.records[self.number].make(number)
+
+    def next_record(self) -> tuple[int, Record]:
+        """Make one that was not made before; its number, too."""
+        number = self.written
+        record = self.make(number)
+        if record.rule:
+            self.letters[record.raw] = record.rule
+        else:
+            self.owed += 1
+        self.written += 1
+        return number, record
+
+    def due(self) -> int:
+        """Tell how many records are to be written now, by the rate."""
+        now = time.monotonic()
+        if self.backlog > BACKLOG_MAX:
+            self._due_at = now
+            return 0
+        self._due_at = max(self._due_at, now - 1)
+        count = int((now - self._due_at) * self._rate)
+        self._due_at += count / self._rate
+        return count
+
+    def produce(self) -> None:
+        """Write what is due; called again and again."""
+
+    def finish_producing(self) -> None:
+        """Write the rest of what is torn; no more comes."""
+
+    # Its process ----------------------------------------------------------------------------------------------------
+
+    def arguments(self) -> Sequence[str | Path]:
+        raise NotImplementedError
+
+    def settings(self) -> dict[str, object]:
+        return {**SETTINGS, **self._chosen}
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self._starts += 1
+        process = Process(f"{self.name}-{self._starts}", self._starts, met_full_disk=self._is_disk_full)
+        self.service.books.processes[process.tag] = self._process = process
+        self.shipper.target = self.shipper.target._replace(subscription_key=process.tag)
+        self.running = self.shipper.start(
+            *self.arguments(), settings=self.settings(), env=self.environment(), **self.options()
+        )
+
+    def tend(self) -> None:
+        """See that the process lives; called again and again."""
+        if self.running is None:
+            self.start()
+        elif self.running.has_ended:
+            self.note_own_end(self.finish())
+
+    def note_own_end(self, result: Result) -> None:
+        """Take note of an end that nobody asked for, which only a full disk excuses."""
+        assert self._process is not None
+        is_excused = self._process.met_full_disk and result.returncode in {1, 4}
+        assert is_excused, f"{self.name} ended by itself with exit code {result.returncode}\n{result.stderr}"
+        self.noted[NO_ROOM] += 1
+        time.sleep(_SUPERVISOR_PAUSE_S)
+
+    def finish(self) -> Result:
+        """Wait for its end, and hold it to the promise."""
+        assert self.running is not None
+        assert self._process is not None
+        result = self.running.finish(limit_s=_END_LIMIT_S)
+        is_whole = result.returncode in self.good_ends or (result.summary and not result.summary["pending"])
+        self._process.is_dirty = not is_whole
+        _clear_up()
+        self.running = None
+        self.after_end(result)
+        return result
+
+    def after_end(self, result: Result) -> None:
+        """Look at what it left behind."""
+
+    def is_alive(self) -> bool:
+        return self.running is not None and not self.running.has_ended
+
+    def rest(self, seconds: float) -> None:
+        """Let it work for a while."""
+        self.rest_until(lambda: False, limit_s=seconds)
+
+    def rest_until(self, condition: Callable[[], object], *, limit_s: float) -> bool:
+        """Let it work until a condition holds; tells whether it does."""
+        until = time.monotonic() + limit_s
+        while not (holds := bool(condition())) and time.monotonic() < until:
+            self.tend()
+            time.sleep(0.02)
+        return holds
+
+    def end_by(self, number: signal.Signals) -> bool:
+        """Send a signal that ends it; tells whether it was that which did."""
+        if not self.is_alive():
+            return False
+        assert self.running is not None
+        self.running.process.send_signal(number)
+        code = self.finish().returncode
+        assert code in {-number, 4, *self.good_ends}, f"{self.name} ended with {code} after {number.name}"
+        return code == -number or number is not signal.SIGKILL
+
+    def hold(self, seconds: float) -> bool:
+        """Stop it in the middle of whatever it does, and let it go on."""
+        if not self.is_alive():
+            return False
+        assert self.running is not None
+        assert self._process is not None
+        begin = time.monotonic()
+        self.running.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.running.process.send_signal(signal.SIGCONT)
+        self._process.stalls.append((begin, time.monotonic()))
+        return True
+
+    def status(self) -> dict[str, Any]:
+        """What the process says of itself; empty if it does not answer."""
+        if self.running is None or "admin_listening" not in self.running.stderr:
+            return {}
+        try:
+            return Admin(self.running).status()
+        except (httpx.HTTPError, AssertionError):  # it is held, or has just ended
+            return {}
+
+    @contextmanager
+    def full_disk(self) -> Iterator[None]:
+        """Leave no byte of its disk free."""
+        assert self.disk is not None
+        assert self._process is not None
+        self._ends_before_full = self.noted[NO_ROOM]
+        self.disk.fill()
+        self._is_disk_full = self._process.met_full_disk = True
+        try:
+            yield
+        finally:
+            self.disk.free()
+            self._is_disk_full = False
+
+    def misses_room(self) -> bool:
+        """Tell whether it has noticed that its disk is full."""
+        if self.noted[NO_ROOM] > self._ends_before_full:
+            return True
+        pauses = (self.status().get("live") or {}).get("pauses", [])
+        return any(pause["reason"] == "state_unwritable" for pause in pauses) or (
+            self.running is not None and "spool_disk_full" in self.running.stderr
+        )
+
+    # Its clock ------------------------------------------------------------------------------------------------------
+
+    def step_clock(self, seconds: int) -> None:
+        """Let its wall clock be so far ahead from now on."""
+        new = self._clock.with_suffix(".new")
+        new.write_text(f"{seconds:+d}\n")
+        new.rename(self._clock)
+
+    def environment(self) -> dict[str, str]:
+        if not _FAKETIME:
+            return {}
+        return {
+            "LD_PRELOAD": str(_FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+            "FAKETIME_CACHE_DURATION": "1",  # seconds; without, every look at a clock would read the file
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        }
+
+    # Its end --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> Result:
+        """End it as a user does once everything is settled, by its own account."""
+        assert self.running is not None
+        wanted = {"accepted": self.owed, "dead_lettered": len(self.letters), "duplicates": 0}
+        self.rest_until(lambda: wanted.items() <= (self.status().get("state") or {}).items(), limit_s=20)
+        self.rest_until(self.has_looked_at_all, limit_s=60)
+        self.running.process.send_signal(signal.SIGTERM)
+        return self.finish()
+
+    def has_looked_at_all(self) -> bool:
+        """Tell whether there is no input that it has not looked at yet."""
+        return True
+
+    def torn_letters(self, letters: Sequence[bytes]) -> list[bytes]:
+        """Tell which of these are no whole records, but the torn ends that a crash leaves behind by nature."""
+        return []
+
+
+def _clear_up() -> None:
+    """Delete what libfaketime leaves of killed processes, on which later ones of the same number would stumble."""
+    for leftover in [*Path("/dev/shm").glob("faketime_shm_*"), *Path("/dev/shm").glob("sem.faketime_sem_*")]:
+        if not Path("/proc", leftover.name.rpartition("_")[2]).exists():
+            leftover.unlink(missing_ok=True)

@@ -1,0 +1,260 @@
+"""The service: it misbehaves as it is told, and keeps the books of what it was sent, by which process, and when."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from random import Random
+from typing import Final, Self
+
+import msgspec
+
+from tests.e2e.fake_service import OK, RESET, FakeService, Reply
+from tests.torture.books import READ_TIMEOUT_S, Books
+from tests.torture.records import POISON, Record
+
+TOKEN_LIFE_S: Final = 20
+_HANG_S: Final = 3 * READ_TIMEOUT_S
+_BITE_LIMIT_S: Final = 20.0
+
+
+@dataclass(eq=False)
+class Misbehaviour:
+    """
+    What the service does instead of its duty.
+
+    Attributes:
+        stores: It takes the events first.
+        hangs: It does not answer.
+        loses_answer: The sender cannot know that they were taken.
+        over_events: Smaller batches are taken.
+        hits: How many requests it befell.
+    """
+
+    reply: Reply = OK
+    stores: bool = False
+    hangs: bool = False
+    loses_answer: bool = True
+    over_events: int = 0
+    hits: int = 0
+
+    def pick(self) -> Misbehaviour | None:
+        """Choose what befalls a request; None = nothing."""
+        return self
+
+
+class Medley(Misbehaviour):
+    """Some of all requests are befallen, each by another one of several."""
+
+    _SHARE: Final = 0.3
+
+    def __init__(self, several: Sequence[Misbehaviour], rng: Random) -> None:
+        super().__init__()
+        self._several = several
+        self._rng = rng
+
+    def pick(self) -> Misbehaviour | None:
+        if self._rng.random() > self._SHARE:
+            return None
+        self.hits += 1
+        return self._rng.choice(self._several)
+
+
+class Batch(msgspec.Struct):
+    EventType: str
+    events: list[msgspec.Raw]
+
+
+class Tokens:
+    """Which access tokens are good."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._count = 0
+        self.refused = 0
+
+    def give(self) -> str:
+        self._count += 1
+        token = f"token-{self._count}"
+        self._until[token] = time.monotonic() + TOKEN_LIFE_S
+        return token
+
+    def is_good(self, header: str | None) -> bool:
+        is_good = self._until.get((header or "").removeprefix("Bearer "), 0.0) > time.monotonic()
+        self.refused += not is_good
+        return is_good
+
+    def revoke(self) -> None:
+        self._until = {}
+
+
+class TokenEndpoint(FakeService):
+    """Gives out tokens; `is_away` while it does not."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        super().__init__()
+        self.is_away = False
+        self.failures = 0
+        self._tokens = tokens
+
+    def arrived(self, headers: Message, body: bytes) -> Reply:
+        if self.is_away:
+            self.failures += 1
+            return Reply(status=503)
+        token = {"token_type": "Bearer", "expires_in": TOKEN_LIFE_S, "access_token": self._tokens.give()}
+        return Reply(status=200, body=json.dumps(token).encode())
+
+
+class Intake(FakeService):
+    """The route for batches; poison is refused with its batch, or named beside it."""
+
+    def __init__(self, books: Books, tokens: Tokens, port: int = 0) -> None:
+        super().__init__(port)
+        self.misbehaviour: Misbehaviour | None = None
+        self.names_the_guilty = False
+        self.named = 0
+        self._books = books
+        self._tokens = tokens
+        self._mine = threading.local()
+
+    def connected(self, connection: socket.socket) -> None:
+        super().connected(connection)
+        self._mine.connection = connection
+        self._mine.delivery = None
+
+    def disconnected(self, connection: socket.socket) -> None:
+        super().disconnected(connection)
+        if self._mine.delivery is not None:
+            self._mine.delivery.is_given_up = True
+
+    def arrived(self, headers: Message, body: bytes) -> Reply:
+        self._mine.delivery = None
+        reply = self._reply(headers, body)
+        with self._books.lock:
+            self._books.requests[0 if reply.fault in {"reset", "store_and_reset"} else reply.status] += 1
+        return reply
+
+    def done(self) -> None:
+        super().done()
+        delivery = self._mine.delivery
+        if delivery is not None and delivery.doubt == "no answer" and not self._is_sender_gone():
+            delivery.doubt = ""
+
+    def _reply(self, headers: Message, body: bytes) -> Reply:
+        bad = self.misbehaviour and self.misbehaviour.pick()
+        raws = msgspec.json.decode(body, type=Batch).events
+        if bad is None or len(raws) <= bad.over_events:
+            return self._handle(headers, raws)
+        if not bad.stores:
+            bad.hits += 1
+            return self._hang() if bad.hangs else bad.reply
+        reply = self._handle(headers, raws)
+        delivery = self._mine.delivery
+        if delivery is None:
+            return reply
+        if bad.loses_answer:
+            delivery.doubt = "answer lost"
+        bad.hits += 1
+        return self._hang() if bad.hangs else bad.reply
+
+    def _handle(self, headers: Message, raws: list[msgspec.Raw]) -> Reply:
+        """Do as the service should."""
+        if not self._tokens.is_good(headers["Authorization"]):
+            return _refusal(401, "Unauthorized. Access token has expired.")
+        found = [self._books.read(bytes(raw)) for raw in raws]
+        records = [record for record in found if record is not None]
+        poison = [index for index, record in enumerate(found) if record is not None and record.rule == POISON]
+        if poison and not self.names_the_guilty:
+            self._books.bisects += len(found) > 1
+            return _refusal(400, "An event is not valid.")
+        process = self._books.processes[headers["Ocp-Apim-Subscription-Key"]]
+        taken = [record for record in records if record.rule != POISON]
+        self._mine.delivery = self._books.store(taken, process)
+        self.named += bool(poison)
+        answer = {"accepted": len(taken), "duplicates": 0, "rejected": [_rejection(found, index) for index in poison]}
+        return Reply(body=json.dumps(answer).encode())
+
+    def _hang(self) -> Reply:
+        until = time.monotonic() + _HANG_S
+        while not (self.is_closing or self._is_sender_gone() or time.monotonic() > until):
+            time.sleep(0.05)
+        return RESET
+
+    def _is_sender_gone(self) -> bool:
+        try:
+            return not self._mine.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+def _rejection(found: list[Record | None], index: int) -> Mapping[str, object]:
+    record = found[index]
+    assert record is not None
+    return {"index": index, "EventId": record.event["EventId"], "message": "is not valid"}
+
+
+def _refusal(status: int, message: str) -> Reply:
+    return Reply(status=status, body=json.dumps({"statusCode": status, "message": message}).encode())
+
+
+class Service:
+    """
+    Both servers; the intake can be restarted on its port.
+
+    Attributes:
+        intake: The one that listens now.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.tokens = Tokens()
+        self.token_endpoint = TokenEndpoint(self.tokens)
+        self.intake = Intake(books, self.tokens)
+        self.base_url = self.intake.target.base_url
+
+    def __enter__(self) -> Self:
+        self.token_endpoint.__enter__()
+        self.intake.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self.intake.__exit__()
+        self.token_endpoint.__exit__()
+
+    @property
+    def token_url(self) -> str:
+        return f"{self.token_endpoint.target.base_url}/token"
+
+    def misbehave(self, misbehaviour: Misbehaviour, *, seconds: float, times: int = 1) -> bool:
+        """
+        Misbehave for so long and so often at least.
+
+        Returns:
+            Whether a request met it.
+        """
+        self.intake.misbehaviour = misbehaviour
+        begin = time.monotonic()
+        while (passed := time.monotonic() - begin) < _BITE_LIMIT_S and (passed < seconds or misbehaviour.hits < times):
+            time.sleep(0.01)
+        self.intake.misbehaviour = None
+        return misbehaviour.hits > 0
+
+    def restart(self, *, pause_s: float) -> bool:
+        """Close the port and all connections, and come back with what was stored."""
+        old = self.intake
+        had_requests = sum(self.books.requests.values()) > 0
+        old.__exit__()
+        time.sleep(pause_s)
+        port = int(self.base_url.rpartition(":")[2])
+        self.intake = Intake(self.books, self.tokens, port)
+        self.intake.__enter__()
+        return had_requests
