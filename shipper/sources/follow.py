@@ -239,9 +239,10 @@ class Follower:
         forget_oldest(self._register, self._book, absent.lost)
         for each in unknown:
             self._try(each, now, self._open_in_place if self._book.at(each.place) else self._open_new)
-        for file in list(self._files.values()):
-            if file.new_since is not None:
-                self._decide(file, now, is_present=file.place in present)
+        new = [file for file in self._files.values() if file.new_since is not None]
+        # An original goes before what is made of it, so that it is the copy that waits.
+        for file in sorted(new, key=lambda each: (each.place in present, bool(each.reader.content.compression))):
+            self._decide(file, now, is_present=file.place in present)
         self._find_strays(present, now)
 
     def _look_at_known(self, found: Found, now: float) -> bool:
@@ -329,8 +330,6 @@ class Follower:
             reader = file.reader  # which tells it again, in its turn
         file.new_since = file.status = None
         file.reader = reader
-        with suppress(OSError, SourceError):  # told in its turn to be read
-            reader.note_head()
         self._wake(file)
         self._tell_opened(reader)
 

@@ -241,6 +241,10 @@ class StreamBook:
             os.close(descriptor)
             raise
         decided.stream.compression = content.compression
+        with suppress(OSError, SourceError):  # told in its turn to be read
+            decided.note_head()
+        # Another new file of the same look may be a copy of it.
+        self._placed_by_head.setdefault(_head_of(decided.stream), []).append(decided.stream)
         reader.close()
         return decided
 

@@ -217,3 +217,23 @@ def test_a_file_that_was_copied_before_it_was_read_the_first_time_is_read_once(b
         if now > 4:
             read += b"".join(chunk.data for chunk in follower.read(float(now)))
     assert read == lines(0, 200)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".copy"])
+@pytest.mark.parametrize("reads_at", [1, 4])
+def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
+    bench: Bench, suffix: str, reads_at: int
+):
+    bench.stop()
+    follower = bench.start("*.log*")
+    original = bench.write("a.log.1", lines(0, 200))
+    data = original.read_bytes()
+    original.with_name(f"a.log.1{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    read = b""
+    for now in range(1, 40):
+        follower.look(follower.find(), float(now))
+        if now == 2:
+            original.unlink()
+        if now >= reads_at:
+            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+    assert read == lines(0, 200)
