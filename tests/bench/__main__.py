@@ -54,7 +54,8 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
                 print(f"round {number} of {args.rounds}: {name}", file=sys.stderr, flush=True)
                 try:
                     with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
-                        command = [*pinning.row, *rows.command(name, bench, Path(directory))]
+                        pin = () if name in rows.UNPINNED else pinning.row
+                        command = [*pin, *rows.command(name, bench, Path(directory))]
                         events = rows.events_of(name, args.events, args.large_events)
                         run = run_row(command, events=events, server=server, sends=name in rows.SENDING)
                     runs.setdefault(name, []).append(run)

@@ -9,8 +9,8 @@ than its fastest client (the table shows how much) and is not what limits a meas
     GET  /counts     {"requests": 1, "bytes": 357000, "events": 1000, "cpu_seconds": 0.0004}
     POST anything    202 {"accepted": 1000}
 
-The manners: plain; slow, 100 ms for each batch; faulty, one batch in a hundred is answered 503 or 429, or the
-connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is not counted.
+The manners: plain; tls, the same behind TLS; slow, 100 ms for each batch; faulty, one batch in a hundred is answered
+503 or 429, or the connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is not counted.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import argparse
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import trustme
 import uvloop
 
-from .measure import MANNERS
+from .measure import CA_FILE, MANNERS
 
 SLOW_SECONDS = 0.1
 FAULTY_ONE_IN = 100
@@ -165,13 +167,28 @@ class Blackhole(asyncio.Protocol):
         self.transport.close()
 
 
+def certified() -> ssl.SSLContext:
+    """Make a certificate for this machine, and leave its authority in a file for the clients."""
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    CA_FILE.parent.mkdir(exist_ok=True)
+    authority.cert_pem.write_to_path(str(CA_FILE))
+    return context
+
+
 async def serve(port: int, latency_seconds: float) -> None:
     """Listen on loopback and print the ports."""
     counts = Counts()
     loop = asyncio.get_running_loop()
     servers = [
-        await loop.create_server(partial(Blackhole, counts, latency_seconds, manner), "127.0.0.1", number)
-        for manner, number in zip(MANNERS, (port, 0, 0, 0), strict=True)
+        await loop.create_server(
+            partial(Blackhole, counts, latency_seconds, manner),
+            "127.0.0.1",
+            0 if manner != "plain" else port,
+            ssl=certified() if manner == "tls" else None,
+        )
+        for manner in MANNERS
     ]
     print(*(server.sockets[0].getsockname()[1] for server in servers), flush=True)
     await servers[0].serve_forever()

@@ -24,7 +24,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 ROW_LIMIT_SECONDS = 900
-MANNERS = ("plain", "slow", "faulty", "picky")  # in which the server answers, each on a port of its own
+MANNERS = ("plain", "slow", "faulty", "picky", "tls")  # in which the server answers, each on a port of its own
+CA_FILE = ROOT / ".bench" / "ca.pem"  # of the server that speaks TLS
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 
@@ -85,7 +86,9 @@ class Server:
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self.port = ports["plain"]
-        self.urls = {manner: f"http://127.0.0.1:{port}" for manner, port in ports.items()}
+        self.urls = {
+            manner: f"{'https' if manner == 'tls' else 'http'}://127.0.0.1:{port}" for manner, port in ports.items()
+        }
 
     def reset(self) -> None:
         """Set its counts to nought."""

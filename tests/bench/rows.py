@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .measure import ROOT, RowError, clean_environment
+from .measure import CA_FILE, ROOT, RowError, clean_environment
 from .variants import MAPPING, POISON_ONE_IN, archive, csv_header, csv_row, many_files, poisoner, sloppy, variant
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
@@ -19,6 +19,7 @@ BACKFILLS: Final = (
     *("backfill", "backfill-sloppy", "backfill-csv"),
     *("backfill-many", "backfill-gz", "backfill-zst", "backfill-rss"),
     *("backfill-slow", "backfill-faulty", "backfill-picky"),
+    *("backfill-tls", "backfill-workers"),
 )
 SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
@@ -45,6 +46,8 @@ FOLLOWING: Final = {
     "idle-10000": Following(10_000, 20),
 }
 NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES, *FOLLOWING)
+WORKERS: Final = 2
+UNPINNED: Final = ("backfill-workers",)  # rows that are about more than one core
 DEFAULT: Final = tuple(name for name in NAMES if name not in FOLLOWING and name != "backfill-rss")
 
 
@@ -93,6 +96,10 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
     config = str(write_config(url, directory, MAPPING if name == "backfill-csv" else ""))
     if name in BACKFILLS:
         line = [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
+        if name == "backfill-workers":
+            line += ["--workers", str(WORKERS)]
+        if name == "backfill-tls":
+            line += ["--set", f"intake.ca_bundle={CA_FILE}"]
         # Exit code 3: there are dead letters.
         return ["/bin/sh", "-c", '"$@"; [ $? -eq 3 ]', "sh", *line] if name == "backfill-picky" else line
     assert name == "pipe", name

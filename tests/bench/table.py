@@ -15,9 +15,13 @@ from .rows import FOLLOWING, SENDING
 
 LIBRARIES: Final = ("httpx", "httpcore", "h11", "anyio", "uvloop", "msgspec", "pydantic")
 TARGETS: Final = (  # row, held against (empty: events/s), at least
-    ("backfill", "naive", 4.0),
-    ("backfill", "codec", 0.45),
+    ("backfill", "naive", 6.0),
+    ("backfill", "codec", 0.65),
+    ("backfill", "", 700_000.0),
     ("codec", "", 900_000.0),
+    ("pipe", "backfill", 0.8),
+    ("backfill-tls", "backfill", 0.6),
+    ("backfill-workers", "backfill", 1.8),
     ("backfill-sloppy", "backfill", 0.4),
     ("backfill-many", "backfill", 0.7),
     ("backfill-gz", "backfill", 0.7),
