@@ -10,7 +10,8 @@ than its fastest client (the table shows how much) and is not what limits a meas
     POST anything    202 {"accepted": 1000}
 
 The manners: plain; tls, the same behind TLS; slow, 100 ms for each batch; faulty, one batch in a hundred is answered
-503 or 429, or the connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is not counted.
+503 or 429, or the connection is reset; picky, a batch that holds POISON is refused as a whole. What is not taken is
+not counted.
 """
 
 from __future__ import annotations
