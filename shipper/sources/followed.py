@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger("sources")
 
 _LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
+_LOOK_PAUSE_MAX_S: Final = 10.0  # even if a look took long, as on a busy machine
 _TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
 _DEBOUNCE_MS: Final = 40
 _STEP_MS: Final = 20  # between two looks whether the kernel has said anything; shorter would be sooner, and cost more
@@ -129,7 +130,8 @@ class FilesFollowed:
             self._may_look_at = now + _TOLD_SHARE * took_s
             with suppress(StateUnwritableError):  # the next save tells, and the next look comes
                 await run_sync(follower.look, found, now)
-            pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, _LOOK_SHARE * took_s)
+            rest_s = min(_LOOK_SHARE * took_s, _LOOK_PAUSE_MAX_S)
+            pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, rest_s)
             self._look_at = now if self._next_patterns is not None else now + pause_s
             self._check_at = now + self._poll_interval_s
         elif now >= self._check_at:
