@@ -166,8 +166,10 @@ class Follower:
         if self._has_new_patterns and not self._is_first_look:
             self._close_unnamed(present)
         unknown = [each for each in found if not self._look_at_known(each, now)]
-        self._seek(self._book.take_displaced(), now)
         is_new = any(file.new_since is not None for file in self._files.values())
+        if unknown or is_new:
+            self._note_truncations(now)
+        self._seek(self._book.take_displaced(), now)
         if unknown or is_new or self._sought or self._has_new_patterns:
             self._identify(unknown, present, now)
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
@@ -244,6 +246,21 @@ class Follower:
         for file in sorted(new, key=lambda each: (each.place in present, bool(each.reader.content.compression))):
             self._decide(file, now, is_present=file.place in present)
         self._find_strays(present, now)
+
+    def _note_truncations(self, now: float) -> None:
+        """Find out which open files were truncated, so that a copy of what they hold now is known for one."""
+        for file in self._files.values():
+            with suppress(OSError, SourceError):  # told in its turn to be read
+                status = file.reader.content.status()
+                if file.new_since is None and file.has_changed(status) and not file.reader.is_intact():
+                    self._begin_again(file, status)
+                    file.status, file.grew_at = status, now
+                    self._wake(file)
+
+    def _begin_again(self, file: _Followed, status: os.stat_result) -> None:
+        path, offset = shown(file.reader.path), file.reader.offset
+        log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
+        file.reader = self._book.begin_again(file.reader)
 
     def _look_at_known(self, found: Found, now: float) -> bool:
         """Deal with a file in the place of a stream; False if it is none, or has taken the place."""
@@ -535,9 +552,7 @@ class Follower:
             status = file.reader.content.status()
             if file.has_changed(status):
                 if not file.reader.is_intact():
-                    path, offset = shown(file.reader.path), file.reader.offset
-                    log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
-                    file.reader = self._book.begin_again(file.reader)
+                    self._begin_again(file, status)
                 else:
                     file.note_unchanged()
                 file.status, file.grew_at = status, now

@@ -293,6 +293,7 @@ class StreamBook:
         try:
             content = open_content(descriptor, reader.path)
             again = self._reader(content, self._begin(content, reader.path), reader.path)
+            again.note_head()
         except BaseException:
             os.close(descriptor)
             raise

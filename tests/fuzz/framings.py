@@ -177,6 +177,7 @@ def check_rows(data: bytes) -> object:
     head += b"\0\0\0"
     mark = ",;\t|"[head[0] % 4]
     table = [[cell.decode("utf-8", "replace") for cell in row.split(b"\x1f")] for row in body.split(b"\x1e")]
+    table = [row[:12] for row in table[:20]]  # wider and longer ones take their time, and show nothing new
     width = len(table[0])
     names = [f"c{index}" for index in range(width)]
     table = [(row + [""] * width)[:width] for row in table]
@@ -202,7 +203,7 @@ def check_rows(data: bytes) -> object:
     assert start == len(written)
     found = read_rows(raws[1:], rows)
     assert found == [dict(zip(names, row, strict=True)) for row in table]
-    return width, len(table), head[1] % 4
+    return width, len(table), head[1] % 4, any(chr(34) in cell for row in table for cell in row)
 
 
 def check_odd_rows(data: bytes) -> object:

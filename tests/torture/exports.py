@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from tests.e2e.driver import SHIPPER, Result
 from tests.e2e.files import COMPRESSIONS
+from tests.torture.books import Process
 from tests.torture.lanes import BACKLOG_MAX, Lane
 
 
@@ -73,7 +74,7 @@ class BackfillLane(Lane):
         self._due_at = now + self._size / self._rate
         return True
 
-    def after_end(self, result: Result) -> None:
+    def after_end(self, result: Result, process: Process) -> None:
         self._is_shipped = result.returncode in self.good_ends
 
     def export(self) -> None:

@@ -196,10 +196,10 @@ class Lane:
         self._process.is_dirty = not is_whole
         _clear_up()
         self.running = None
-        self.after_end(result)
+        self.after_end(result, self._process)
         return result
 
-    def after_end(self, result: Result) -> None:
+    def after_end(self, result: Result, process: Process) -> None:
         """Look at what it left behind."""
 
     def is_alive(self) -> bool:

@@ -14,11 +14,14 @@ from typing import Any, ClassVar, Final
 
 from tests.e2e.driver import Result
 from tests.e2e.surroundings import spooled, unread_bytes
+from tests.torture.books import Process
 from tests.torture.lanes import Lane
 from tests.torture.records import Record
 
 _PIPE_BYTES: Final = 1 << 20
 _FED_BYTES: Final = 1 << 19  # in the pipe at most, so that a write is read as a whole
+_IN_HAND: Final = "taken from the pipe by a process that was killed before it kept them"
+_IN_HAND_WITHOUT_ROOM: Final = f"{_IN_HAND}, and that had met a full disk"
 
 
 class PipeLane(Lane):
@@ -89,7 +92,7 @@ class PipeLane(Lane):
             return number, self.make(number)
         return self.next_record()
 
-    def after_end(self, result: Result) -> None:
+    def after_end(self, result: Result, process: Process) -> None:
         """Take back what is left in the pipe, and what was taken from it and is kept nowhere."""
         with self._lock:
             taken = self._fed_bytes
@@ -108,7 +111,8 @@ class PipeLane(Lane):
                     assert not in_hand, f"records {in_hand} of the pipe were lost, and {number} behind them is kept"
             in_hand_bytes = sum(len(self.make(number).line) for number in in_hand)
             assert in_hand_bytes <= _PIPE_BYTES, f"{in_hand_bytes} bytes of the pipe were read and kept nowhere"
-            self.noted["taken from the pipe by a process that was killed before it kept them"] += len(in_hand)
+            self.noted[_IN_HAND] += len(in_hand)
+            self.noted[_IN_HAND_WITHOUT_ROOM] += len(in_hand) * process.met_full_disk
             self._cut.update(in_hand)
             self._again.extendleft(reversed([*in_hand, *again]))
             self._fed.clear()

@@ -237,3 +237,22 @@ def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
         if now >= reads_at:
             read += b"".join(chunk.data for chunk in follower.read(float(now)))
     assert read == lines(0, 200)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".copy"])
+def test_what_was_copied_behind_a_truncation_that_nobody_had_noticed_is_read_once(bench: Bench, suffix: str):
+    bench.stop()
+    follower = bench.start("*.log*")
+    path = bench.write("a.log", lines(0, 200))
+    read = bench.read(1.0)
+    path.with_name("a.log.1").write_bytes(path.read_bytes())
+    bench.write("a.log", lines(200, 300), mode="wb")
+    old = path.rename(path.with_name("a.log.2"))
+    data = old.read_bytes()
+    old.with_name(f"a.log.2{suffix}").write_bytes(gzip.compress(data) if suffix == ".gz" else data)
+    old.unlink()
+    for now in range(3, 40):
+        follower.look(follower.find(), float(now))
+        if now > 4:
+            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+    assert sorted(read.splitlines()) == lines(0, 300).splitlines()
