@@ -73,9 +73,12 @@ class Framing(Protocol):
 
 
 class Lines:
-    """One record a line."""
+    """One record a line. There is one of it, `LINES`, in each process."""
 
     format: Format = "ndjson"
+
+    def __reduce__(self) -> str:
+        return "LINES"
 
     def cut(self, data: bytes, *, is_final: bool) -> int:
         return len(data) if is_final else data.rfind(b"\n") + 1

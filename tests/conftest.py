@@ -6,6 +6,10 @@ import os
 from random import Random, SystemRandom
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
+settings.load_profile("shipper")
 
 SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
 os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out the tests

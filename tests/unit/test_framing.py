@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import pickle
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -130,7 +131,9 @@ def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
         (b'{"EventId":"x"}', True, "ndjson"),
         (b'\xef\xbb\xbf{"EventId":1}\n', False, "ndjson"),
         (b'{"EventType":"Acquisition","events":[', False, "batch"),
-        (b'{"EventType":"Acquisition",\n', False, "ndjson"),
+        (b'{"EventType":"Acquisition",\n', False, None),
+        (b'{"EventType":"Acquisition",\n"EventId":1', False, "ndjson"),
+        (b'{"EventType":"Acquisition",\n', True, "ndjson"),
         (b"[", False, "batch"),
         (b" \n[", False, "batch"),
         (b"EventId,IP\n", False, "csv"),
@@ -176,3 +179,7 @@ def test_a_header_without_an_end_is_waited_for():
     rows = csv_rows(b"a,b", is_whole=True)
     assert rows is not None
     assert rows.names == ["a", "b"]
+
+
+def test_lines_are_known_for_lines_in_another_process():
+    assert pickle.loads(pickle.dumps(LINES)) is LINES
