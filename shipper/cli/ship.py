@@ -18,6 +18,7 @@ import structlog
 import typer
 
 from shipper.addresses import check_listen_address
+from shipper.cli import load_bare
 from shipper.cli.common import (
     ConfigOption,
     ListenOption,
@@ -294,6 +295,7 @@ def ship(
     """
     import anyio
 
+    load_bare("httpx")
     from shipper.cli.showing import Showing, showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state

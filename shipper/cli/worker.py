@@ -6,45 +6,52 @@ The signals that a terminal or a service manager sends to every process are the 
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import sys
 import time
 from random import Random
+from typing import TYPE_CHECKING
 
-import anyio
-import structlog
+from shipper.cli import load_bare, prepare_process
 
-from shipper.cli.common import run_async
-from shipper.config import Settings
-from shipper.pipeline.channel import LostError
-from shipper.pipeline.in_workers import HURRY_SIGNAL
-from shipper.pipeline.worker import work
-from shipper.telemetry.logs import configure_logs
-
-
-def _set_up(index: int, settings: Settings) -> None:
-    """Write warnings and errors; what else there is to tell, the starting process tells for all workers."""
-    level = settings.log.level
-    configure_logs(level if level in {"debug", "error"} else "warning", settings.log.format, now=time.monotonic)
-    structlog.contextvars.bind_contextvars(worker=index)
-
-
-async def _work(descriptor: int) -> None:
-    connection = socket.socket(fileno=descriptor)
-    await work(connection, anyio.open_signal_receiver(HURRY_SIGNAL), set_up=_set_up, wall_time=time.time, rng=Random())
+if TYPE_CHECKING:
+    from shipper.config import Settings
 
 
 def main() -> None:
     """Work until there is no more to do."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    os.umask(0o077)
+    prepare_process()
+    load_bare("httpx")
+    import anyio
+
+    from shipper.cli.common import run_async
+    from shipper.pipeline.channel import LostError
+    from shipper.pipeline.in_workers import HURRY_SIGNAL
+    from shipper.pipeline.worker import work
+
+    async def ship() -> None:
+        hurries = anyio.open_signal_receiver(HURRY_SIGNAL)
+        connection = socket.socket(fileno=int(sys.argv[1]))
+        await work(connection, hurries, set_up=_set_up, wall_time=time.time, rng=Random())
+
     try:
-        run_async(lambda: _work(int(sys.argv[1])))
+        run_async(ship)
     except* LostError:
         sys.exit(1)  # nobody is there to be told
+
+
+def _set_up(worker: int, settings: Settings) -> None:
+    """Write warnings and errors; what else there is to tell, the starting process tells for all workers."""
+    import structlog
+
+    from shipper.telemetry.logs import configure_logs
+
+    level = settings.log.level
+    configure_logs(level if level in {"debug", "error"} else "warning", settings.log.format, now=time.monotonic)
+    structlog.contextvars.bind_contextvars(worker=worker)
 
 
 if __name__ == "__main__":

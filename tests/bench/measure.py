@@ -25,7 +25,6 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 ROW_LIMIT_SECONDS = 900
 MANNERS = ("plain", "slow", "faulty", "picky", "tls")  # in which the server answers, each on a port of its own
-AS_INSTALLED = ROOT / "tests" / "e2e" / "as_installed"
 CA_FILE = ROOT / ".bench" / "ca.pem"  # of the server that speaks TLS
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
@@ -74,17 +73,12 @@ def find_pinning() -> Pinning:
 
 
 def clean_environment() -> dict[str, str]:
-    """
-    The environment without what would lead a row elsewhere: proxies and settings of `shipper`.
-
-    What only tests have installed is not found, as it would be loaded at every start.
-    """
-    kept = {
+    """The environment without what would lead a row elsewhere: proxies and settings of `shipper`."""
+    return {
         name: value
         for name, value in os.environ.items()
         if not name.lower().endswith("_proxy") and not name.startswith("SHIPPER_")
     }
-    return kept | {"PYTHONPATH": str(AS_INSTALLED)}
 
 
 class Server:

@@ -29,7 +29,6 @@ from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
 
 SHIPPER = Path(sys.executable).parent / "shipper"
-AS_INSTALLED = Path(__file__).with_name("as_installed")
 
 _POLL_S = 0.01
 _PAGE_EVENTS = 10_000
@@ -344,7 +343,6 @@ class Shipper:
         kept = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("COV")}
         return kept | {
             "HOME": str(self.folder),
-            "PYTHONPATH": str(AS_INSTALLED),
             "SHIPPER__INTAKE__BASE_URL": self.target.base_url,
             "SHIPPER__ADMIN__LISTEN": "127.0.0.1:0",  # other shippers run beside this one
             "INTAKE_KEY": self.target.subscription_key,

@@ -94,7 +94,6 @@ def embed(shipper: Shipper) -> Iterator[Embed]:
         data.write_bytes(b"".join(lines))
         environment = {
             **shipper.environment(),
-            "PYTHONPATH": "",  # the application may use trio
             "SHIPPER_CONFIG": str(shipper.config),
             **{f"SHIPPER__{key}": value for key, value in (settings or {}).items()},
         }

@@ -22,8 +22,13 @@ SLOW = {"batch.max_events": 20, "delivery.concurrency": 4, "state.commit_interva
 
 def workers_of(running: Running) -> list[int]:
     """The processes that a shipper has started."""
-    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
-    return [int(each) for each in children if b"shipper.cli.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
+    workers = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+        for child in Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if b"shipper.cli.worker" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    workers.append(int(child))
+    return workers
 
 
 def kill(process_id: int) -> None:
@@ -107,7 +112,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(
 ):
     running = shipper.start("backfill", sample.path, "--workers", "2", "--summary", "json", settings=SLOW)
     killed: set[int] = set()
-    while not running.has_ended and len(killed) < 6:
+    while not running.has_ended and len(killed) < 4:  # one more, all of one worker, might end the run
         goal = service.received + rng.randint(1, 1500)
         wait_until(lambda goal=goal: running.has_ended or service.received >= goal, "some more")
         victims = [] if running.has_ended else workers_of(running)
@@ -116,11 +121,11 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_lost(
             for victim in killed.intersection(victims):
                 kill(victim)
     result = running.finish(limit_s=60)
-    assert len(killed) >= 3
+    assert len(killed) >= 2
     assert (result.returncode, result.summary["outcome"]) == (0, "finished")
     assert result.counts() == (len(sample.ids), len(sample.ids), 0, 0, 0)
     service.assert_holds_exactly(sample.ids)
-    assert result.stderr.count("worker_lost") >= 3
+    assert result.stderr.count("worker_lost") >= 2
 
 
 def test_a_worker_that_is_lost_again_and_again_ends_the_run_with_a_reason(
