@@ -37,10 +37,12 @@ def main() -> None:
         connection = socket.socket(fileno=int(sys.argv[1]))
         await work(connection, hurries, set_up=_set_up, wall_time=time.time, rng=Random())
 
+    code = 0
     try:
         run_async(ship)
     except* LostError:
-        sys.exit(1)  # nobody is there to be told
+        code = 1  # nobody is there to be told
+    sys.exit(code)
 
 
 def _set_up(worker: int, settings: Settings) -> None:
