@@ -12,6 +12,7 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
 from shipper.config import Settings
+from shipper.errors import ShipperError
 from shipper.framing import Framing
 from shipper.records import Checkpoint, StreamKind
 from shipper.telemetry.live import Live
@@ -72,10 +73,9 @@ class Report(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """From a worker, last of all; `gave_up` says why it did, `failed` what went wrong otherwise, in words."""
+    """From a worker, last of all, with what went wrong, if anything did."""
 
-    gave_up: str = ""
-    failed: str = ""
+    error: ShipperError | None = None
 
 
 class Channel:

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
-from shipper.errors import DeliveryGaveUpError, ShipperError
+from shipper.errors import ShipperError
 from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
 from shipper.pipeline.middle import Figures
 from shipper.pipeline.settlement import Settlement
@@ -233,10 +233,8 @@ class InWorkers:
         while True:
             message, _ = await channel.receive()
             if isinstance(message, Ended):
-                if message.gave_up:
-                    raise DeliveryGaveUpError(message.gave_up)
-                if message.failed:
-                    raise ShipperError(message.failed)
+                if message.error is not None:
+                    raise message.error
                 return
             if isinstance(message, Ready):
                 worker.room.release()

@@ -16,7 +16,7 @@ from anyio.abc import SocketStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shipper.config import Settings
-from shipper.errors import ShipperError, StateError, first_of
+from shipper.errors import DeliveryGaveUpError, ShipperError, StateError, first_of
 from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.records import Backlog, Checkpoint, Chunk, Stream
@@ -61,20 +61,22 @@ async def work(
             publish=reports.note,
         )
         reports.records_read = lambda: pipeline.totals.read
-        ended = Ended()
+        error: BaseException | None = None
         with arrived_rx, arrived_tx:
             async with anyio.create_task_group() as side:
                 side.start_soon(_listen, channel, arrived_tx)
                 side.start_soon(reports.tell)
                 side.start_soon(_heed, signals, pipeline)
                 try:
-                    summary = await pipeline.run()
-                    ended = Ended(gave_up=pipeline.why_given_up if summary.outcome == "gave_up" else "")
+                    await pipeline.run()
+                    if pipeline.why_given_up:
+                        error = DeliveryGaveUpError(pipeline.why_given_up)
                 except* ShipperError as group:
-                    ended = Ended(failed=str(first_of(group)))
+                    error = first_of(group)
                 side.cancel_scope.cancel()
         await channel.send(reports.last())
-        await channel.send(ended)
+        assert error is None or isinstance(error, ShipperError)
+        await channel.send(Ended(error))
 
 
 async def _heed(signals: Signals, pipeline: Pipeline) -> None:

@@ -203,6 +203,15 @@ def test_a_service_that_stays_away_is_given_up(shipper: Shipper, fake: FakeServi
     assert shipper.read_state().read == 0
 
 
+def test_what_no_worker_can_begin_with_ends_the_run_as_it_ends_that_of_one_process(shipper: Shipper, sample: Sample):
+    ends = []
+    for workers in ("1", "2"):
+        result = shipper.backfill(sample.path, "--workers", workers, env={"INTAKE_TOKEN": "two\nlines"})
+        ends.append((result.returncode, result.stderr.splitlines()[-1]))
+    assert ends[0] == ends[1]
+    assert ends[0][0] == 2
+
+
 def test_a_pause_of_the_workers_is_told(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.default = Reply(status=403)
