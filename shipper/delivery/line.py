@@ -122,7 +122,7 @@ class Line:
         if self._transport is None:
             self._transport = self._new_transport()
         request = httpx.Request(
-            method, url, headers=list(headers), stream=httpx.ByteStream(body), extensions=self._extensions
+            method, url, headers=headers, stream=httpx.ByteStream(body), extensions=self._extensions
         )
         try:
             response = await self._transport.handle_async_request(request)

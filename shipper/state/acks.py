@@ -166,7 +166,7 @@ def _merge(spans: list[Span]) -> Checkpoint:
     )
 
 
-def _added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> dict[LedgerKey, int]:
+def _added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Mapping[LedgerKey, int]:
     total: Counter[LedgerKey] = Counter()
     for ledger in ledgers:
         total.update(ledger)

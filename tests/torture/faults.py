@@ -71,13 +71,18 @@ def _too_large(service: Service, rng: Random) -> bool:
     return service.misbehave(bad, seconds=rng.uniform(0.5, 2))
 
 
+def _wait_for_more(count: Callable[[], int], before: int) -> None:
+    """Wait until a fault has bitten, but not for ever."""
+    until = time.monotonic() + _BITE_LIMIT_S
+    while count() == before and time.monotonic() < until:
+        time.sleep(0.02)
+
+
 def _names_the_guilty(service: Service, rng: Random) -> bool:
     """Poison is refused alone, by an answer that names it; for as long as until the next restart of the service."""
     intake, before = service.intake, service.intake.named
     intake.names_the_guilty = True
-    until = time.monotonic() + _BITE_LIMIT_S
-    while intake.named == before and time.monotonic() < until:
-        time.sleep(0.02)
+    _wait_for_more(lambda: intake.named, before)
     time.sleep(rng.uniform(0, 1))
     intake.names_the_guilty = False
     return intake.named > before
@@ -86,9 +91,7 @@ def _names_the_guilty(service: Service, rng: Random) -> bool:
 def _revokes_tokens(service: Service, rng: Random) -> bool:
     before = service.tokens.refused
     service.tokens.revoke()
-    until = time.monotonic() + _BITE_LIMIT_S
-    while service.tokens.refused == before and time.monotonic() < until:
-        time.sleep(0.02)
+    _wait_for_more(lambda: service.tokens.refused, before)
     return service.tokens.refused > before
 
 
@@ -98,9 +101,7 @@ def _no_tokens(service: Service, rng: Random) -> bool:
     before = endpoint.failures
     endpoint.is_away = True
     service.tokens.revoke()
-    until = time.monotonic() + _BITE_LIMIT_S
-    while endpoint.failures == before and time.monotonic() < until:
-        time.sleep(0.02)
+    _wait_for_more(lambda: endpoint.failures, before)
     time.sleep(rng.uniform(0, 1))
     endpoint.is_away = False
     return endpoint.failures > before
