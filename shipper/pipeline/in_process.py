@@ -15,12 +15,11 @@ from shipper.delivery.credentials import ClockSkew, Credentials, credentials_of
 from shipper.delivery.endpoint import Endpoint, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
-from shipper.pipeline.middle import Figures
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk
 from shipper.telemetry.latency import quantile
-from shipper.telemetry.live import Pause
+from shipper.telemetry.live import Figures, Pause
 from shipper.telemetry.pauses import ADVICE
 
 _BATCH_BUFFER: Final = 8

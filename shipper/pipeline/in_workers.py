@@ -26,10 +26,9 @@ from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
 from shipper.errors import ShipperError
 from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
-from shipper.pipeline.middle import Figures
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Chunk, Span
-from shipper.telemetry.live import Live, Pause
+from shipper.telemetry.live import Figures, Live, Pause
 
 log = structlog.get_logger("pipeline")
 

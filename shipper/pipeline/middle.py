@@ -5,27 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from anyio.streams.memory import MemoryObjectReceiveStream
-from msgspec import Struct
 
 from shipper.records import Chunk
-from shipper.telemetry.live import Pause
-
-
-class Figures(Struct, kw_only=True):
-    """What it says of itself, as in a `Live` snapshot."""
-
-    batches: int = 0
-    requests: dict[str, int] = {}
-    retries: dict[str, int] = {}
-    latency_p50_seconds: float | None = None
-    latency_p95_seconds: float | None = None
-    latency_counts: list[int] = []
-    latency_total_seconds: float = 0.0
-    in_flight: int = 0
-    concurrency_limit: int = 0
-    token_expires_at: float | None = None
-    certificate_expires_at: float | None = None
-    pauses: list[Pause] = []
+from shipper.telemetry.live import Figures
 
 
 class Middle(Protocol):

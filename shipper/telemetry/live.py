@@ -34,7 +34,36 @@ class Pause(Struct, frozen=True):
     next_probe_at: float | None = None
 
 
-class Live(Struct, frozen=True, kw_only=True):
+class Figures(Struct, frozen=True, kw_only=True):
+    """
+    How delivery stands.
+
+    Attributes:
+        requests: Answers by status, such as `202`, or `none` where there was none.
+        retries: Repeated attempts, by reason.
+        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
+        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
+        latency_total_seconds: Sum over all requests.
+        concurrency_limit: Requests that may be in flight.
+        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
+        pauses: Empty while all is well.
+    """
+
+    batches: int = 0
+    requests: dict[str, int] = {}
+    retries: dict[str, int] = {}
+    latency_p50_seconds: float | None = None
+    latency_p95_seconds: float | None = None
+    latency_counts: list[int] = []
+    latency_total_seconds: float = 0.0
+    in_flight: int = 0
+    concurrency_limit: int = 0
+    token_expires_at: float | None = None
+    certificate_expires_at: float | None = None
+    pauses: list[Pause] = []
+
+
+class Live(Figures, frozen=True, kw_only=True):
     """
     A shipper at one moment. Counts are of this process, from its start; `read` is the sum of the other four.
 
@@ -46,21 +75,13 @@ class Live(Struct, frozen=True, kw_only=True):
         input_ended: The input was read to its end.
         pending: Records that were read and are not settled yet.
         dead_letters: Records that were refused, by rule.
-        requests: Answers by status, such as `202`, or `none` where there was none.
-        retries: Repeated attempts, by reason.
         settled_bytes: Of all inputs, by this process.
         total_bytes: Of an input with an end, its size, if known.
         accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
-        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
-        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
-        latency_total_seconds: Sum over all requests.
-        concurrency_limit: Requests that may be in flight.
         lag_bytes: Known to exist and not settled, of all inputs.
         spool_bytes: Of standard input, on disk.
         oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
         unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
-        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
-        pauses: Empty while all is well.
         commits: Transactions of the state store.
         reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
         restart_needed: Settings that changed, and take effect at the next start.
@@ -82,27 +103,15 @@ class Live(Struct, frozen=True, kw_only=True):
     duplicates: int = 0
     pending: int = 0
     dead_letters: dict[str, int] = {}
-    batches: int = 0
-    requests: dict[str, int] = {}
-    retries: dict[str, int] = {}
     settled_bytes: int = 0
     total_bytes: int | None = None
     accepted_per_second: float = 0.0
     settled_bytes_per_second: float = 0.0
-    latency_p50_seconds: float | None = None
-    latency_p95_seconds: float | None = None
-    latency_counts: list[int] = []
-    latency_total_seconds: float = 0.0
-    in_flight: int = 0
-    concurrency_limit: int = 0
     lag_bytes: int = 0
     spool_bytes: int = 0
     oldest_unsettled_seconds: float | None = None
     unreachable_bytes: int = 0
     last_accepted_at: float | None = None
-    token_expires_at: float | None = None
-    certificate_expires_at: float | None = None
-    pauses: list[Pause] = []
     commits: int = 0
     reload_error: str = ""
     restart_needed: list[str] = []
