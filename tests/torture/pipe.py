@@ -101,11 +101,12 @@ class PipeLane(Lane):
             again, in_hand = [], []
             kept = self._kept()
             for number, begin, end in self._fed:
-                if end > taken:
+                is_kept = self.has(number) or self.make(number).raw in kept
+                if taken < end and not is_kept:  # one cut off in front of its newline is whole, and may be kept
                     again.append(number)
                     if begin < taken:
                         self._cut.add(number)
-                elif not self.has(number) and self.make(number).raw not in kept:
+                elif not is_kept:
                     in_hand.append(number)
                 else:
                     assert not in_hand, f"records {in_hand} of the pipe were lost, and {number} behind them is kept"
