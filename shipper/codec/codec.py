@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from shipper.codec.columns import Columns
 from shipper.codec.dedupe import DedupeWindow
-from shipper.codec.judge import SEPARATOR, Columns, Judge, Records
+from shipper.codec.judge import SEPARATOR, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
@@ -30,6 +31,7 @@ from shipper.records import MARKER_BYTES, Chunk, EncodedChunk, Rejection, Span, 
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
+_NONE: Final = Columns.of(())
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 
 
@@ -167,7 +169,7 @@ class Codec:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
         lines, columns = piece.lines, piece.columns
-        repeated: Sequence[object] = ()
+        repeated = _NONE
         if not self._window.admit(columns.event_ids):
             lines, columns, repeated = self._without_duplicates(piece, chunk.stream)
             self._window.admit(columns.event_ids)
@@ -182,7 +184,7 @@ class Codec:
             duplicates=piece.records - events - len(piece.rejections),
             rejections=piece.rejections,
             chunk=chunk if events else None,
-            ledger=tally(columns.events),
+            ledger=tally(columns),
             repeated=tally(repeated),
         )
         return EncodedChunk(
@@ -337,15 +339,16 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns, Sequence[object]]:
+    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns, Columns]:
         """Keep the first line of each EventId that is not in the window; gives the other events, too."""
         lines = piece.lines.split(b"\n")
         offsets = piece.offsets if len(piece.offsets) == len(lines) else _line_offsets(lines, piece.offsets[0])
         seen: set[str] = set()
         kept: list[bytes] = []
-        unique = Columns([], [], [])
-        repeated: list[object] = []
-        for line, event_id, consumer_id, event, offset in zip(lines, *piece.columns, offsets, strict=True):
+        unique: list[Any] = []
+        repeated: list[Any] = []
+        events = zip(lines, piece.columns.events, piece.columns.event_ids, offsets, strict=True)
+        for line, event, event_id, offset in events:
             if event_id in seen or event_id in self._window:
                 repeated.append(event)
                 if self._on_duplicate is not None:
@@ -353,10 +356,8 @@ class Codec:
                 continue
             seen.add(event_id)
             kept.append(line)
-            unique.event_ids.append(event_id)
-            unique.consumer_ids.append(consumer_id)
-            unique.events.append(event)
-        return b"\n".join(kept), unique, repeated
+            unique.append(event)
+        return b"\n".join(kept), Columns.of(unique), Columns.of(repeated)
 
     @staticmethod
     def _refuse_oversized(chunk: Chunk) -> EncodedChunk:

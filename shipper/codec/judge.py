@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from shipper.codec.columns import Columns
 from shipper.codec.rules import FIELD_RULES, MESSAGES, column_checks, event_type
 from shipper.config import RecordsSettings
 from shipper.records import Rejection
@@ -26,9 +26,6 @@ _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _skip: Final = msgspec.json.Decoder(msgspec.Raw).decode
-
-_event_id = attrgetter("EventId")
-_consumer_id = attrgetter("ConsumerID")
 
 
 class Records(NamedTuple):
@@ -67,14 +64,6 @@ class Records(NamedTuple):
             event_id=event_id[1].decode() if event_id else "",
             consumer_id=consumer_id[1].decode() if consumer_id else "",
         )
-
-
-class Columns(NamedTuple):
-    """What the later stages need of validated events, one value per line."""
-
-    event_ids: list[str]
-    consumer_ids: list[int]
-    events: list[Any]
 
 
 class Parted(NamedTuple):
@@ -127,14 +116,13 @@ class Judge:
             if self._keeps_unknown:
                 array.decode()  # the decoder does not look into the fields that it passes over
             items = self._decode_array(array)
-            events = items[:-1:2]
-            columns = Columns(list(map(_event_id, events)), list(map(_consumer_id, events)), events)
+            columns = Columns.of(items[:-1:2])
         except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
             return None
         if len(items) != 2 * count + 1:
             return None
         for check in self._checks:
-            if not check.is_good(list(map(check.values_of, events)), latest):
+            if not check.is_good(check.column_of(columns), latest):
                 return None
         return columns
 
@@ -142,7 +130,7 @@ class Judge:
         """Part the good records from the bad ones, which are added to `rejections`."""
         good: list[bytes] = []
         offsets: list[int] = []
-        columns = Columns([], [], [])
+        events: list[Any] = []
         waiting = [(0, len(records.wires))]
         while waiting:
             start, end = waiting.pop()
@@ -151,15 +139,13 @@ class Judge:
             if valid:
                 good += wires
                 offsets += records.offsets[start:end]
-                columns.event_ids.extend(valid.event_ids)
-                columns.consumer_ids.extend(valid.consumer_ids)
-                columns.events.extend(valid.events)
+                events += valid.events
             elif len(wires) == 1:
                 rejections.append(self._explain(records, start, latest))
             elif wires:
                 middle = (start + end) // 2
                 waiting += [(middle, end), (start, middle)]
-        return Parted(b"\n".join(good), columns, offsets)
+        return Parted(b"\n".join(good), Columns.of(events), offsets)
 
     def _explain(self, records: Records, index: int, latest: str) -> Rejection:
         """Find the first rule that a record breaks."""
@@ -174,8 +160,9 @@ class Judge:
             return records.refused(index, *(_rule_of(str(error)) if _is_json(wire) else ("json", "")))
         except _DECODE_ERRORS:
             return records.refused(index, "json")
+        columns = Columns.of([event])
         for check in self._checks:
-            if not check.is_good([check.values_of(event)], latest):
+            if not check.is_good(check.column_of(columns), latest):
                 return records.refused(index, check.rule)
         raise AssertionError("a line was refused that breaks no rule")
 

@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
-from typing import Annotated, Any, Final, Literal, NamedTuple, cast, get_type_hints
+from typing import Annotated, Final, Literal, NamedTuple, cast, get_type_hints
 
 import msgspec
 
+from shipper.codec.columns import Columns
 from shipper.wire import ActivityEvent
 
 # Field -> rule id. Where dead letters, metrics and `shipper validate` speak of a rule, they use the id.
@@ -63,6 +64,7 @@ NESTING_MAX: Final = 200
 _STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 _DIGITS: Final = b"0123456789"
+_TO_FIVE: Final = b"012345"
 _HEX: Final = b"0123456789abcdef"
 _DOT_TO_COMMA: Final = bytes.maketrans(b".", b",")
 # Possessive, which costs a third less; nothing within is optional, so cpython#106052 does not concern it.
@@ -111,11 +113,25 @@ def are_timestamps(column: Sequence[str], latest: str) -> bool:
     joined = '","'.join(column).encode()
     if joined.translate(None, _DIGITS) != b'--T::Z","' * (len(column) - 1) + b"--T::Z":
         return False
+    first, last = min(column), max(column)
+    if first[:10] == last[:10] and _are_times(joined, len(column)):
+        joined = last.encode()  # of one day, each is real if the last is, and that is said a third faster
     try:
         _instants.decode(b'["' + joined + b'"]')
     except msgspec.MsgspecError:
         return False
-    return max(column) <= latest
+    return last <= latest
+
+
+def _are_times(joined: bytes, count: int) -> bool:
+    """Tell whether `Thh:mm:ssZ` stands at its place in each of `count` instants, with real minutes and seconds."""
+    return (
+        joined[10::23] == b"T" * count
+        and joined[13::23] == joined[16::23] == b":" * count
+        and joined[19::23] == b"Z" * count
+        and not joined[14::23].translate(None, _TO_FIVE)
+        and not joined[17::23].translate(None, _TO_FIVE)
+    )
 
 
 def are_btags(column: Sequence[str]) -> bool:
@@ -125,26 +141,22 @@ def are_btags(column: Sequence[str]) -> bool:
 
 
 class ColumnCheck(NamedTuple):
-    """How a field is checked beyond its type: the rule, the field's values of events, and the test of a column."""
+    """How a field is checked beyond its type: the rule, the field's column, and the test of it."""
 
     rule: str
-    values_of: Callable[[Any], Any]
+    column_of: Callable[[Columns], Sequence[str]]
     is_good: Callable[[Sequence[str], str], bool]  # with the last instant allowed
 
 
 def column_checks(relaxed: Collection[str]) -> list[ColumnCheck]:
     """List the checks of the fields whose rule is not relaxed."""
-    tests: dict[str, Callable[[Sequence[str], str], bool]] = {
-        "EventId": lambda column, _: are_event_ids(column),
-        "IP": lambda column, _: are_ips(column),
-        "Timestamp": are_timestamps,
-        "BTag": lambda column, _: are_btags(column),
-    }
-    return [
-        ColumnCheck(FIELD_RULES[field], attrgetter(field), test)
-        for field, test in tests.items()
-        if FIELD_RULES[field] not in relaxed
+    checks = [
+        ColumnCheck("event_id", attrgetter("event_ids"), lambda column, _: are_event_ids(column)),
+        ColumnCheck("ip", attrgetter("ips"), lambda column, _: are_ips(column)),
+        ColumnCheck("timestamp", attrgetter("timestamps"), are_timestamps),
+        ColumnCheck("btag", attrgetter("b_tags"), lambda column, _: are_btags(column)),
     ]
+    return [check for check in checks if check.rule not in relaxed]
 
 
 def event_type(*, relaxed: Collection[str], statuses: Collection[str], keeps_unknown: bool) -> type[ActivityEvent]:

@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, Final
+from typing import Final
 
+from shipper.codec.columns import Columns
 from shipper.records import LedgerKey
 
-_timestamp = attrgetter("Timestamp")
 _brand_id = attrgetter("BrandID")
 _affiliate_id = attrgetter("AffiliateID")
-_b_tag = attrgetter("BTag")
 _hour = itemgetter(slice(0, 13))
 _media = itemgetter(slice(0, -33))  # what is in front of `_` and 32 digits
 _is_hour: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d", re.ASCII).fullmatch
 _is_media: Final = re.compile(r"\d{0,20}", re.ASCII).fullmatch
 
 
-def tally(events: Sequence[Any]) -> dict[LedgerKey, int]:
+def tally(columns: Columns) -> dict[LedgerKey, int]:
     """Count events; what a relaxed rule has let pass and has no hour is not counted, what has no digits as none."""
     found = Counter(
         zip(
-            map(_hour, map(_timestamp, events)),
-            map(_brand_id, events),
-            map(_affiliate_id, events),
-            map(_media, map(_b_tag, events)),
+            map(_hour, columns.timestamps),
+            map(_brand_id, columns.events),
+            map(_affiliate_id, columns.events),
+            map(_media, columns.b_tags),
             strict=True,
         )
     )

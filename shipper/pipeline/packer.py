@@ -12,7 +12,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shipper.batching import Batcher
-from shipper.codec import Codec, latest_timestamp, tally
+from shipper.codec import Codec, Columns, latest_timestamp, tally
 from shipper.config import Settings
 from shipper.delivery.parting import sent_event
 from shipper.framing import CsvRows
@@ -148,7 +148,7 @@ class Packer:
             attempts=refusal.attempts,
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
-        self._settlement.acks.reject(span, rejection, next(iter(tally([event])), None))
+        self._settlement.acks.reject(span, rejection, next(iter(tally(Columns.of([event]))), None))
         self._settlement.tell_progress()
         log.warning(
             "record_rejected",

@@ -160,8 +160,18 @@ NASTY = {
     are_event_ids: st.one_of(st.uuids().map(str), st.text("0a-G\u0660", min_size=36, max_size=36)),
     lambda column: are_timestamps(column, LATEST): st.one_of(
         st.datetimes(datetime(1, 1, 1), datetime(2027, 1, 1)).map(lambda each: f"{each:%Y-%m-%dT%H:%M:%SZ}".zfill(20)),
+        st.times().map(lambda each: f"2026-11-10T{each:%H:%M:%S}Z"),
+        st.text("01256:", min_size=8, max_size=8).map(lambda each: f"2026-11-10T{each}Z"),
         st.text('01-T:Z",', min_size=20, max_size=20),
-        st.sampled_from(['1-2-3T4:5:Z","--T::Z', "20261110123000202611", "2026-02-30T00:00:00Z"]),
+        st.sampled_from(
+            [
+                '1-2-3T4:5:Z","--T::Z',
+                "20261110123000202611",
+                "2026-02-30T00:00:00Z",
+                *("2026-11-10T1:230:00Z", "2026-11-10T12:3:000Z", "2026-11-10T12:300:0Z", "2026-11-10T12:30:0Z0"),
+                *("2026-11-1T012:30:00Z", "2026-11-10T24:00:00Z", "2026-11-10T12:60:00Z", "2026-11-10T12:30:60Z"),
+            ]
+        ),
     ),
 }
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.codec import tally
+from shipper.codec import Columns, tally
 from shipper.wire import ActivityEvent
 from tests.unit.test_codec import event
 
@@ -23,18 +23,18 @@ def test_events_are_counted_by_hour_brand_affiliate_and_media():
         made(Timestamp="2026-11-20T13:00:00Z", BrandID=7, AffiliateID="", BTag="660123_" + "1" * 32),
         made(Timestamp="2026-11-20T13:00:00Z", BrandID=8, AffiliateID="x", BTag="1_" + "1" * 32),
     ]
-    assert tally(events) == {
+    assert tally(Columns.of(events)) == {
         ("2026-11-20T12", 7, "", "660123"): 2,
         ("2026-11-20T13", 7, "", "660123"): 1,
         ("2026-11-20T13", 8, "x", "1"): 1,
     }
-    assert tally([]) == {}
+    assert tally(Columns.of([])) == {}
 
 
 def test_what_relaxed_rules_let_pass_is_counted_without_what_it_does_not_say():
     strange = [made(BTag="somebody@example.com" * 3), made(BTag=""), made(BTag="_" * 40), made(BTag="9" * 80)]
-    assert tally(strange) == {("2026-11-20T12", 7, "", ""): 4}
-    assert tally([made(Timestamp="yesterday"), made(Timestamp="")]) == {}
+    assert tally(Columns.of(strange)) == {("2026-11-20T12", 7, "", ""): 4}
+    assert tally(Columns.of([made(Timestamp="yesterday"), made(Timestamp="")])) == {}
 
 
 @given(
@@ -47,6 +47,6 @@ def test_every_event_is_counted_once(fields: list[tuple[int, int, str, int]]):
         made(Timestamp=f"2026-11-20T1{hour}:00:00Z", BrandID=brand, AffiliateID=affiliate, BTag=f"{media}_{'0' * 32}")
         for hour, brand, affiliate, media in fields
     ]
-    assert tally(events) == Counter(
+    assert tally(Columns.of(events)) == Counter(
         (f"2026-11-20T1{hour}", brand, affiliate, str(media)) for hour, brand, affiliate, media in fields
     )
