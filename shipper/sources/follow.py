@@ -1,88 +1,37 @@
-"""Finding files and reading what is new in them, through rotation, truncation and deletion; step by step."""
+"""Finding the files that are followed, through rotation, truncation and deletion; step by step."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 import structlog
 
 from shipper.errors import SourceError
-from shipper.records import Chunk, Stream
+from shipper.records import Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
 from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, shown
+from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
 
 log = structlog.get_logger("sources")
 
-_READ_TOGETHER_BYTES: Final = 1 << 22
 _COPYING_WAITS: Final = 10  # times rotate_wait_s: a copy may take so long to be made
 _QUIET_S: Final = 60.0  # a settled file that has not changed for so long need not be opened to be sure of it
 
 
-@dataclass(eq=False)
-class _Followed:
-    """
-    A file that is followed.
-
-    Attributes:
-        name: Where it was found last.
-        grew_at: When it was seen to have changed last.
-        status: What it looked like then.
-        is_ready: Whether it waits for its turn to be read.
-        is_final: Whether it is an archive that was read as one that does not grow any more.
-        new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
-        noted_size: What was remembered of its size.
-        unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
-        is_to_note: Whether up to when it is settled has to be remembered, too.
-    """
-
-    reader: StreamReader
-    place: Place
-    name: str
-    grew_at: float
-    status: os.stat_result | None = None
-    is_ready: bool = False
-    is_final: bool = False
-    new_since: float | None = None
-    noted_size: int = 0
-    unchanged_at: float | None = None
-    is_to_note: bool = False
-
-    def note_unchanged(self) -> None:
-        """If all of it is settled, it was so at the last look, too, as nothing had come by then."""
-        stream = self.reader.stream
-        if self.unchanged_at is not None and stream.is_settled:
-            stream.settled_until = self.unchanged_at
-            self.is_to_note = True
-
-    def has_changed(self, status: os.stat_result) -> bool:
-        before = self.status
-        return before is None or (status.st_size, status.st_mtime_ns) != (before.st_size, before.st_mtime_ns)
-
-    @property
-    def is_at_its_end(self) -> bool:
-        """Whether nothing is left to read, also of what has come since the last look."""
-        status = self.reader.content.status()
-        if self.new_since is not None:
-            return status.st_size == 0
-        return not self.is_ready and not self.has_changed(status)
-
-
 class Follower:
     """
-    Finds files and reads what is new in them. All calls block; `now` is of any clock that does not go backwards.
+    Finds files and follows them wherever they go. All calls block; `now` is of any clock that does not go backwards.
 
-    A busy file and a quiet one take turns, a chunk each. A file that was renamed or deleted stays open until its end
-    was seen and it has not grown for `rotate_wait_s`, as its writer may still have it open.
+    A file that was renamed or deleted stays open until its end was seen and it has not grown for `rotate_wait_s`, as
+    its writer may still have it open.
 
     Args:
         start: Where a file begins that is there when a pattern is used for the first time.
@@ -90,6 +39,7 @@ class Follower:
         wall_time: Seconds since the epoch.
 
     Attributes:
+        files: Those that are open; what is new in them is read there.
         is_crowded: Whether files wait for others to be read to their end.
         lag_bytes: Known to exist and not settled, as of the last look.
         unreachable_bytes: Known to be unread in files that turned out to be gone.
@@ -113,16 +63,13 @@ class Follower:
         self._rotate_wait_s = rotate_wait_s
         self._start = start
         self._completion = completion
-        self._max_open = max_open
         self._wall_time = wall_time
-        self._files: dict[Place, _Followed] = {}
-        self._ready: deque[_Followed] = deque()
-        self._asleep: dict[Place, tuple[int, int]] = {}  # size and time of files that are at their end and closed
+        self.files = OpenFiles(book, max_open=max_open, rotate_wait_s=rotate_wait_s, wall_time=wall_time)
+        self._asleep: dict[Place, Signature] = {}  # of files that are at their end and closed
         self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
-        self._others: dict[Place, tuple[int, int]] = {}  # size and time of files that are none of those
+        self._others: dict[Place, Signature] = {}  # of files that are none of those
         self._refused: dict[Path, str] = {}
         self._dropped: set[int] = set()  # streams that no pattern names any more, since the settings were read again
-        self._quiet: list[_Followed] | None = None  # which may be closed for others at this look, the quietest last
         self._is_first_look = True
         self._looked_at: float | None = None  # at all names, seconds since the epoch; before that, the look before
         self._finding_at = 0.0
@@ -132,19 +79,7 @@ class Follower:
         self.unreachable_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Follower {len(self._files)} open, {len(self._ready)} with news>"
-
-    @property
-    def has_news(self) -> bool:
-        """Whether `read` has something to do."""
-        return bool(self._ready)
-
-    def close(self) -> None:
-        """Close all files."""
-        for file in self._files.values():
-            file.reader.close()
-        self._files.clear()
-        self._ready.clear()
+        return f"<Follower {self.files!r}>"
 
     # Names --------------------------------------------------------------------------------------------------------
 
@@ -161,22 +96,25 @@ class Follower:
     def look(self, found: Sequence[Found], now: float) -> None:
         """Open what is new among what was found, note what was renamed, close and complete what is done with."""
         self.is_crowded = False
-        self._quiet = None
+        self.files.begin_look()
         present = {each.place for each in found}
         if self._has_new_patterns and not self._is_first_look:
             self._close_unnamed(present)
         unknown = [each for each in found if not self._look_at_known(each, now)]
-        is_new = any(file.new_since is not None for file in self._files.values())
+        is_new = any(file.new_since is not None for file in self.files)
         if unknown or is_new:
-            self._note_truncations(now)
+            self.files.note_truncations(now)
         self._seek(self._book.take_displaced(), now)
         if unknown or is_new or self._sought or self._has_new_patterns:
             self._identify(unknown, present, now)
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
-        for file in list(self._files.values()):
+        if self._refused:
+            named = {each.path for each in found}
+            self._refused = {path: error for path, error in self._refused.items() if path in named}
+        for file in self.files:
             is_present = file.place in present
             if not is_present or file.reader.content.compression:
-                self._check(file, now)
+                self.files.check(file, now)
             self._leave(file, now, is_present=is_present)
         self.note()
         self.lag_bytes = self._lag_bytes(found, present)
@@ -185,7 +123,7 @@ class Follower:
 
     def _close_unnamed(self, present: set[Place]) -> None:
         """Close the files that are where they were, but which no pattern names any more."""
-        for file in list(self._files.values()):
+        for file in self.files:
             if file.place in present or file.reader.stream.is_rotated or not _is_at(file.reader.path, file.place):
                 continue
             log.info("source_dropped", path=shown(file.reader.path), offset=file.reader.offset)
@@ -193,7 +131,7 @@ class Follower:
                 self._book.drop(file.reader.stream)  # nothing was read of it, and it may be a copy
             else:
                 self._dropped.add(file.reader.stream.stream_id)
-            self._close(file)
+            self.files.close(file)
 
     def _lag_bytes(self, found: Sequence[Found], present: set[Place]) -> int:
         lag = 0
@@ -203,7 +141,7 @@ class Follower:
                 lag += each.status.st_size
             else:
                 lag += max(0, (stream.size if stream.compression else each.status.st_size) - stream.checkpoint)
-        gone = (file.reader.stream for file in self._files.values() if file.place not in present)
+        gone = (file.reader.stream for file in self.files if file.place not in present)
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in gone)
 
     def note(self, *, is_last: bool = False) -> None:
@@ -214,7 +152,7 @@ class Follower:
             is_last: Also up to when those are settled that have not changed since.
         """
         streams = {stream.stream_id: stream for stream in self._book.take_moved()}
-        for file in self._files.values():
+        for file in self.files:
             stream = file.reader.stream
             if is_last and not file.is_ready:
                 file.note_unchanged()
@@ -226,7 +164,7 @@ class Follower:
 
     def _identify(self, unknown: list[Found], present: set[Place], now: float) -> None:
         """Find out which files are new, and which are streams that were known under other names or in other places."""
-        absent = self._book.lose(present, [file.reader.stream for file in self._files.values()])
+        absent = self._book.lose(present, [file.reader.stream for file in self.files])
         for stream in absent.renamed:
             if stream.stream_id in self._dropped:
                 continue
@@ -241,41 +179,26 @@ class Follower:
         forget_oldest(self._register, self._book, absent.lost)
         for each in unknown:
             self._try(each, now, self._open_in_place if self._book.at(each.place) else self._open_new)
-        new = [file for file in self._files.values() if file.new_since is not None]
+        new = [file for file in self.files if file.new_since is not None]
         # An original goes before what is made of it, so that it is the copy that waits.
         for file in sorted(new, key=lambda each: (each.place in present, bool(each.reader.content.compression))):
             self._decide(file, now, is_present=file.place in present)
         self._find_strays(present, now)
 
-    def _note_truncations(self, now: float) -> None:
-        """Find out which open files were truncated, so that a copy of what they hold now is known for one."""
-        for file in self._files.values():
-            with suppress(OSError, SourceError):  # told in its turn to be read
-                status = file.reader.content.status()
-                if file.new_since is None and file.has_changed(status) and not file.reader.is_intact():
-                    self._begin_again(file, status)
-                    file.status, file.grew_at = status, now
-                    self._wake(file)
-
-    def _begin_again(self, file: _Followed, status: os.stat_result) -> None:
-        path, offset = shown(file.reader.path), file.reader.offset
-        log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
-        file.reader = self._book.begin_again(file.reader)
-
     def _look_at_known(self, found: Found, now: float) -> bool:
         """Deal with a file in the place of a stream; False if it is none, or has taken the place."""
-        file = self._files.get(found.place)
+        file = self.files.at(found.place)
         if file is not None:
             self._note_name(file, found)
             if file.new_since is None and file.has_changed(found.status):
-                self._wake(file)
+                self.files.wake(file)
             elif file.new_since is None and not file.is_ready:
                 file.unchanged_at = self._finding_at
             return True
         stream = self._book.at(found.place)
         if stream is None:
             return False
-        seen = found.status.st_size, found.status.st_mtime_ns
+        seen = signature(found.status)
         if found.place not in self._asleep and self._is_old_news(stream, found):
             self._asleep[found.place] = seen
         if self._asleep.get(found.place) == seen:
@@ -283,7 +206,7 @@ class Follower:
         else:
             was_asleep = found.place in self._asleep
             self._try(found, now, self._open_in_place)
-            if was_asleep and (opened := self._files.get(found.place)) is not None:
+            if was_asleep and (opened := self.files.at(found.place)) is not None:
                 opened.unchanged_at = self._looked_at
         return self._book.at(found.place) is not None
 
@@ -292,7 +215,7 @@ class Follower:
         is_quiet = self._wall_time() - found.status.st_mtime > _QUIET_S
         return is_quiet and stream.path == shown(found.path) and not self._book.has_news(stream, found.status)
 
-    def _note_name(self, file: _Followed, found: Found) -> None:
+    def _note_name(self, file: OpenFile, found: Found) -> None:
         reader = file.reader
         if found.name != file.name and not _is_at(reader.path, found.place):
             log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
@@ -326,16 +249,15 @@ class Follower:
         """Hold a file open until it is known what it is; an empty one is not yet anything."""
         if self._has_room(found):
             reader = self._book.open_new(found.path)
-            self._files[reader.stream.place] = _Followed(reader, reader.stream.place, found.name, now, new_since=now)
+            self.files.add(OpenFile(reader, reader.stream.place, found.name, now, new_since=now))
 
-    def _decide(self, file: _Followed, now: float, *, is_present: bool) -> None:
+    def _decide(self, file: OpenFile, now: float, *, is_present: bool) -> None:
         """Begin to read a file that may be a copy of another input, once that can be told."""
         status = file.reader.content.status()
         if file.new_since is None or not status.st_size:
             file.new_since = now
             return
-        if file.has_changed(status):
-            file.status, file.grew_at = status, now
+        file.note_change(status, now)
         try:
             try:
                 reader = self._book.decide(file.reader, may_wait=True)
@@ -345,19 +267,19 @@ class Follower:
                 reader = self._book.decide(file.reader, may_wait=False)
         except SourceError:
             reader = file.reader  # which tells it again, in its turn
-        file.new_since = file.status = None
+        file.new_since = file.signature = None
         file.reader = reader
-        self._wake(file)
+        self.files.wake(file)
         self._tell_opened(reader)
 
     def _is_leaving(self, original: Stream | None) -> bool:
         """Tell whether a file is only followed to its end: then what looks like it will turn out to be it."""
-        file = self._files.get(original.place) if original is not None else None
+        file = self.files.at(original.place) if original is not None else None
         if file is None or file.reader.stream is not original:
             return False
         return not file.reader.content.status().st_nlink or not file.reader.is_intact()
 
-    def _may_be_a_copy(self, file: _Followed, undecided: UndecidedError, now: float) -> bool:
+    def _may_be_a_copy(self, file: OpenFile, undecided: UndecidedError, now: float) -> bool:
         """Tell whether to wait for what becomes of a file that looks like another one."""
         assert file.new_since is not None
         waited_s = now - file.new_since
@@ -367,43 +289,30 @@ class Follower:
 
     def _has_room(self, found: Found) -> bool:
         """Tell whether one more file may be opened; if not, it is this file's turn at the next look."""
-        if len(self._files) >= self._max_open and not self._close_quietest():
-            self.is_crowded = True  # all of them are being read
-            return False
+        if self.files.is_full:
+            closed = self.files.close_quietest()
+            if closed is None:
+                self.is_crowded = True  # all of them are being read
+                return False
+            assert closed.signature is not None
+            self._asleep[closed.place] = closed.signature
         self._asleep.pop(found.place, None)
         return True
 
     def _follow(self, reader: StreamReader, now: float) -> None:
         place = reader.stream.place
-        if place in self._files:  # between the look at the name and its opening another file was put there
+        if self.files.at(place):  # between the look at the name and its opening another file was put there
             reader.close()
             return
-        self._files[place] = file = _Followed(reader, place, str(reader.path), now)
-        self._wake(file)
+        file = OpenFile(reader, place, str(reader.path), now)
+        self.files.add(file)
+        self.files.wake(file)
         self._tell_opened(reader)
 
     def _tell_opened(self, reader: StreamReader) -> None:
         log.info("source_opened", path=shown(reader.path), offset=reader.offset, size=reader.content.status().st_size)
 
-    def _close_quietest(self) -> bool:
-        """Close the file that has been at its end for longest; False if none is at its end."""
-        if self._quiet is None:
-            quiet = [file for file in self._files.values() if not file.is_ready]
-            self._quiet = sorted(quiet, key=lambda each: each.grew_at, reverse=True)
-        while self._quiet:
-            file = self._quiet.pop()
-            if self._files.get(file.place) is file and file.is_at_its_end:
-                status = file.status or file.reader.content.status()
-                self._asleep[file.place] = status.st_size, status.st_mtime_ns
-                self._close(file)
-                return True
-        return False
-
-    def _close(self, file: _Followed) -> None:
-        del self._files[file.place]
-        file.reader.close()
-
-    def _leave(self, file: _Followed, now: float, *, is_present: bool) -> None:
+    def _leave(self, file: OpenFile, now: float, *, is_present: bool) -> None:
         """Close a file that has gone, and complete one that was rotated away, once nobody writes to it any more."""
         stream = file.reader.stream
         is_to_complete = self._completion.action != "keep" and stream.is_rotated
@@ -417,7 +326,7 @@ class Follower:
             return  # it stays open until it is
         if self._complete(stream) or not is_present:
             log.info("source_closed", path=stream.path, offset=file.reader.offset)
-            self._close(file)
+            self.files.close(file)
 
     def _complete(self, stream: Stream) -> bool:
         """Delete or move a file if that is asked for, and it was rotated and is settled; False if it stays."""
@@ -479,8 +388,8 @@ class Follower:
         """Look once, until it changes, whether a file that no pattern names is a stream that is sought."""
         with suppress(OSError):
             status = path.stat()
-            place, seen = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns)
-            if place in present or place in self._files or self._book.at(place) or self._others.get(place) == seen:
+            place, seen = (status.st_dev, status.st_ino), signature(status)
+            if place in present or self.files.at(place) or self._book.at(place) or self._others.get(place) == seen:
                 return
             if not self._open_stray(path, now):
                 self._others[place] = seen
@@ -496,84 +405,6 @@ class Follower:
         if reader is not None:
             self._follow(reader, now)
         return reader is not None
-
-    # Content ------------------------------------------------------------------------------------------------------
-
-    def touch(self, paths: Iterable[str]) -> bool:
-        """Have files read that are said to have changed; False if one of them is not open, or may be a copy."""
-        by_path = {str(file.reader.path): file for file in self._files.values()}
-        touched = [by_path.get(path) for path in paths]
-        for file in touched:
-            if file is not None:
-                self._wake(file)
-        return all(file is not None and file.new_since is None for file in touched)
-
-    def check(self, now: float) -> None:
-        """Have all open files read that have changed, whether anybody has said so or not."""
-        for file in self._files.values():
-            self._check(file, now)
-
-    def _check(self, file: _Followed, now: float) -> None:
-        if file.new_since is None and (
-            file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final
-        ):
-            self._wake(file)
-
-    def _is_final(self, file: _Followed, now: float) -> bool:
-        """Tell whether an archive has been quiet for so long that its end also ends its last line."""
-        return bool(file.reader.content.compression) and now - file.grew_at >= self._rotate_wait_s
-
-    def _wake(self, file: _Followed) -> None:
-        if not file.is_ready:
-            file.is_ready = True
-            self._ready.append(file)
-
-    def read(self, now: float) -> list[Chunk]:
-        """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
-        chunks: list[Chunk] = []
-        read_bytes = 0
-        for _ in range(len(self._ready)):
-            if read_bytes >= _READ_TOGETHER_BYTES:
-                break
-            file = self._ready.popleft()
-            file.is_ready = False
-            if self._files.get(file.place) is not file or file.new_since is not None:
-                continue  # closed, or not its turn yet
-            chunk = self._read_one(file, now)
-            if chunk is not None:
-                chunks.append(chunk)
-                read_bytes += len(chunk.data)
-        return chunks
-
-    def _read_one(self, file: _Followed, now: float) -> Chunk | None:
-        """Read a chunk of a file; None at its end, or if it cannot be read for now."""
-        try:
-            wall_time = self._wall_time()
-            status = file.reader.content.status()
-            if file.has_changed(status):
-                if not file.reader.is_intact():
-                    self._begin_again(file, status)
-                else:
-                    file.note_unchanged()
-                file.status, file.grew_at = status, now
-            file.is_final = self._is_final(file, now)
-            reader = file.reader
-            reader.note_size(status, wall_time)
-            chunk = reader.read(is_final=file.is_final)
-            if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
-                ended_before = reader.stream.ended_ns
-                reader.note_end(status, wall_time)
-                # Of an archive, the end may be found long after its last checkpoint was saved.
-                file.is_to_note |= bool(reader.content.compression) and reader.stream.ended_ns != ended_before
-            else:
-                self._wake(file)
-            return chunk
-        except OSError as error:
-            log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
-            file.status = None  # so that the next check tries again
-        except SourceError as error:
-            log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
-        return None
 
 
 def _is_at(path: Path, place: Place) -> bool:

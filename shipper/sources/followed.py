@@ -70,7 +70,7 @@ class FilesFollowed:
         finally:
             with suppress(StateError):  # then it is as old as the last look
                 self._follower.note(is_last=True)
-            self._follower.close()
+            self._follower.files.close_all()
 
     async def after_save(self) -> None:
         """Files are completed when they are looked at."""
@@ -95,13 +95,13 @@ class FilesFollowed:
             self._wake = wake = anyio.Event()
             touched, self._touched = self._touched, set()
             now = anyio.current_time()
-            if not follower.touch(touched):
+            if not follower.files.touch(touched):
                 self._look_at = min(self._look_at, max(now, self._may_look_at))
             await self._look_if_due()
-            if follower.has_news:
-                for chunk in await run_sync(follower.read, now):
+            if follower.files.has_news:
+                for chunk in await run_sync(follower.files.read, now):
                     await self._send(chunks_tx, chunk)
-            if not follower.has_news:
+            if not follower.files.has_news:
                 with anyio.move_on_at(min(self._look_at, self._check_at)):
                     await wake.wait()
 
@@ -135,7 +135,7 @@ class FilesFollowed:
             self._look_at = now if self._next_patterns is not None else now + pause_s
             self._check_at = now + self._poll_interval_s
         elif now >= self._check_at:
-            await run_sync(follower.check, now)
+            await run_sync(follower.files.check_all, now)
             self._check_at = now + self._poll_interval_s
 
     def _replace_patterns(self) -> None:

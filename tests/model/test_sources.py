@@ -273,7 +273,7 @@ class Sources(RuleBasedStateMachine):
         finally:
             reader_module.READ_BYTES = self.true_read_bytes  # type: ignore[misc]
             if self.is_started:
-                self.follower.close()
+                self.follower.files.close_all()
                 self.store.close()
             self.context.close()
             shutil.rmtree(self.root)
@@ -298,7 +298,7 @@ class Sources(RuleBasedStateMachine):
 
     def do_read(self, rounds: int = 1) -> bool:
         """Read and judge; False if nothing came."""
-        chunks = [chunk for _ in range(rounds) for chunk in self.follower.read(self.now)]
+        chunks = [chunk for _ in range(rounds) for chunk in self.follower.files.read(self.now)]
         for chunk in chunks:
             self.take(chunk)
         self.note_logs()
@@ -406,7 +406,7 @@ class Sources(RuleBasedStateMachine):
 
     def end_process(self) -> None:
         """Forget what is not saved, and what nothing on disk leads to any more."""
-        self.follower.close()
+        self.follower.files.close_all()
         for life in self.lives:
             for line in life.lines:
                 if line.end > life.saved_at or not line.end:
@@ -453,7 +453,7 @@ class Sources(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 1.0]))
     def read_on(self, seconds: float) -> None:
         self.pass_time(seconds)
-        self.follower.check(self.now)
+        self.follower.files.check_all(self.now)
         self.do_read()
 
     @precondition(lambda self: self.in_flight)
@@ -730,7 +730,7 @@ class Sources(RuleBasedStateMachine):
                     self.do_read()
                 self.tell("looked at a copy beside the original")
             case "read":
-                self.follower.check(self.now)
+                self.follower.files.check_all(self.now)
                 self.do_read()
             case "settle":
                 self.accept(self.some_in_flight(data))

@@ -57,7 +57,7 @@ class Following(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
     def follower_stops(self) -> None:
-        self.follower.close()
+        self.follower.files.close_all()
 
     @initialize()
     def start(self) -> None:
@@ -115,7 +115,7 @@ class Following(RuleBasedStateMachine):
         for _ in range(rounds):
             self.now += seconds
             self.follower.look(self.follower.find(), self.now)
-            for chunk in self.follower.read(self.now):
+            for chunk in self.follower.files.read(self.now):
                 assert chunk.data.endswith(b"\n")
                 self.got += chunk.data.splitlines()
                 # As if it were settled and saved at once: the row that the store would hold.

@@ -103,7 +103,7 @@ class Lives(RuleBasedStateMachine):
         )
 
     def close_files(self) -> None:
-        self.follower.close()
+        self.follower.files.close_all()
 
     # The writer -----------------------------------------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class Lives(RuleBasedStateMachine):
         return sum(self.read() for _ in range(rounds))
 
     def read(self) -> int:
-        chunks = self.follower.read(self.now)
+        chunks = self.follower.files.read(self.now)
         for chunk in chunks:
             life = self.life_of(chunk)
             assert chunk.start_offset == life.read_at, f"life {life.number}: neither a gap nor an overlap"
@@ -283,7 +283,7 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def few_files_are_open(self) -> None:
-        assert len(self.follower._files) <= self.max_open
+        assert len(self.follower.files) <= self.max_open
 
     @rule()
     def in_the_end_everything_has_arrived(self) -> None:
@@ -304,7 +304,7 @@ class Lives(RuleBasedStateMachine):
         self.look(100.0, 1)
         self.look(100.0, 1)
         matched = {life.inode for life in self.matched()}
-        assert {inode for _, inode in self.follower._files} <= matched
+        assert {file.place[1] for file in self.follower.files} <= matched
 
 
 class LivesInACrowd(Lives):

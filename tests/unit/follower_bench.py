@@ -68,7 +68,7 @@ class Bench:
         return self.follower
 
     def stop(self) -> None:
-        self.follower.close()
+        self.follower.files.close_all()
 
     def rename_patterns(self, *names: str) -> None:
         """Change the settings, as SIGHUP does."""
@@ -86,7 +86,7 @@ class Bench:
     def look(self, now: float) -> list[Chunk]:
         """Look once, and read one turn."""
         self.follower.look(self.follower.find(), now)
-        return self.follower.read(now)
+        return self.follower.files.read(now)
 
     def read(self, now: float) -> bytes:
         return b"".join(chunk.data for chunk in self.look(now))
@@ -96,8 +96,8 @@ class Bench:
         shipped = []
         for now in moments:
             chunks = self.look(now)
-            while self.follower.has_news:
-                chunks += self.follower.read(now)
+            while self.follower.files.has_news:
+                chunks += self.follower.files.read(now)
             settle(self.store, chunks, self.wall_time)
             shipped += [chunk.data for chunk in chunks]
         return b"".join(shipped)

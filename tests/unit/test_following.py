@@ -51,9 +51,9 @@ def test_a_file_that_left_is_closed_when_it_has_been_quiet_for_long_enough(bench
     bench.look(1.0)
     leave(path)
     bench.look(1.0 + ROTATE_WAIT_S - 0.1)
-    assert len(bench.follower._files) == 1
+    assert len(bench.follower.files) == 1
     bench.look(1.0 + ROTATE_WAIT_S)
-    assert not bench.follower._files
+    assert not bench.follower.files
 
 
 def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
@@ -67,7 +67,7 @@ def test_a_known_file_that_leaves_and_comes_back_goes_on(bench: Bench):
     settle(bench.store, chunks)
     leave_by_rename(path)
     bench.look(2.0 + ROTATE_WAIT_S)
-    assert not bench.follower._files
+    assert not bench.follower.files
     path.with_suffix(".old").rename(path)
     bench.write("a.log", lines(200, 210))
     assert bench.read(20.0) == lines(200, 210)
@@ -107,7 +107,7 @@ def test_a_crowd_of_files_is_followed_with_few_of_them_open(bench: Bench):
         got: list[bytes] = []
         for look in range(20):
             got += bench.read(turn * 100.0 + look).splitlines()
-            assert len(follower._files) <= 3
+            assert len(follower.files) <= 3
         assert sorted(got) == sorted(f"{name} {turn}".encode() for name in names)
 
 
@@ -169,7 +169,7 @@ def test_a_look_that_saw_more_than_is_read_yet_says_nothing_of_what_is_delivered
     for bench.wall_time in (300.0, 400.0):  # delivery pauses: it is looked, and not read
         bench.follower.look(bench.follower.find(), bench.wall_time)
     bench.wall_time = 500.0
-    assert bench.follower.read(500.0)
+    assert bench.follower.files.read(500.0)
     bench.follower.note()
     assert settled_until(bench) == 200.0
 
@@ -215,7 +215,7 @@ def test_a_file_that_was_copied_before_it_was_read_the_first_time_is_read_once(b
     for now in range(3, 40):
         follower.look(follower.find(), float(now))
         if now > 4:
-            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+            read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert read == lines(0, 200)
 
 
@@ -235,7 +235,7 @@ def test_a_copy_that_is_found_together_with_its_original_is_not_read_beside_it(
         if now == 2:
             original.unlink()
         if now >= reads_at:
-            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+            read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert read == lines(0, 200)
 
 
@@ -254,5 +254,5 @@ def test_what_was_copied_behind_a_truncation_that_nobody_had_noticed_is_read_onc
     for now in range(3, 40):
         follower.look(follower.find(), float(now))
         if now > 4:
-            read += b"".join(chunk.data for chunk in follower.read(float(now)))
+            read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert sorted(read.splitlines()) == lines(0, 300).splitlines()

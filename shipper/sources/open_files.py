@@ -1,0 +1,259 @@
+"""The files that are followed and held open, and the reading of what is new in them."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from shipper.errors import SourceError
+from shipper.records import Chunk
+from shipper.sources.identity import Place, StreamBook, shown
+from shipper.sources.reader import StreamReader
+
+log = structlog.get_logger("sources")
+
+_READ_TOGETHER_BYTES: Final = 1 << 22
+
+Signature = tuple[int, int]  # size and time of the last change, in nanoseconds: what tells that a file has changed
+
+
+def signature(status: os.stat_result) -> Signature:
+    """Take from a file's status what tells that it has changed."""
+    return status.st_size, status.st_mtime_ns
+
+
+@dataclass(eq=False)
+class OpenFile:
+    """
+    A file that is followed.
+
+    Attributes:
+        name: Where it was found last.
+        grew_at: When it was seen to have changed last.
+        signature: As it was then.
+        is_ready: Whether it waits for its turn to be read.
+        is_final: Whether it is an archive that was read as one that does not grow any more.
+        new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
+        noted_size: What was remembered of its size.
+        unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
+        is_to_note: Whether up to when it is settled has to be remembered, too.
+    """
+
+    reader: StreamReader
+    place: Place
+    name: str
+    grew_at: float
+    signature: Signature | None = None
+    is_ready: bool = False
+    is_final: bool = False
+    new_since: float | None = None
+    noted_size: int = 0
+    unchanged_at: float | None = None
+    is_to_note: bool = False
+
+    def note_unchanged(self) -> None:
+        """If all of it is settled, it was so at the last look, too, as nothing had come by then."""
+        stream = self.reader.stream
+        if self.unchanged_at is not None and stream.is_settled:
+            stream.settled_until = self.unchanged_at
+            self.is_to_note = True
+
+    def has_changed(self, status: os.stat_result) -> bool:
+        """Tell whether it is to be read, by what it looks like now."""
+        return signature(status) != self.signature
+
+    def note_change(self, status: os.stat_result, now: float) -> None:
+        """Remember what it looks like now, if that is new."""
+        if self.has_changed(status):
+            self.signature, self.grew_at = signature(status), now
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether nothing is left to read, also of what has come since the last look."""
+        status = self.reader.content.status()
+        if self.new_since is not None:
+            return status.st_size == 0
+        return not self.is_ready and not self.has_changed(status)
+
+
+class OpenFiles:
+    """
+    The open files by their places; a busy one and a quiet one take turns to be read, a chunk each.
+
+    Args:
+        book: Begins a file again that was truncated.
+        max_open: Most files to hold open.
+        rotate_wait_s: An archive that has been quiet for so long does not grow any more.
+        wall_time: Seconds since the epoch.
+    """
+
+    def __init__(
+        self, book: StreamBook, *, max_open: int, rotate_wait_s: float, wall_time: Callable[[], float]
+    ) -> None:
+        self._book = book
+        self._max_open = max_open
+        self._rotate_wait_s = rotate_wait_s
+        self._wall_time = wall_time
+        self._files: dict[Place, OpenFile] = {}
+        self._ready: deque[OpenFile] = deque()
+        self._quiet: list[OpenFile] | None = None  # which may be closed for others at this look, the quietest last
+
+    def __repr__(self) -> str:
+        return f"<OpenFiles {len(self._files)}, {len(self._ready)} with news>"
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[OpenFile]:
+        return iter(list(self._files.values()))
+
+    def at(self, place: Place) -> OpenFile | None:
+        """Give the one at a place."""
+        return self._files.get(place)
+
+    def add(self, file: OpenFile) -> None:
+        """Hold one more; there must be room for it."""
+        self._files[file.place] = file
+
+    def close(self, file: OpenFile) -> None:
+        """Hold one no more."""
+        del self._files[file.place]
+        file.reader.close()
+
+    def close_all(self) -> None:
+        """Hold none."""
+        for file in self:
+            self.close(file)
+        self._ready.clear()
+
+    # Room ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one has to be closed before another is opened."""
+        return len(self._files) >= self._max_open
+
+    def begin_look(self) -> None:
+        """See anew which of them are quiet."""
+        self._quiet = None
+
+    def close_quietest(self) -> OpenFile | None:
+        """Close the one that has been at its end for longest, and give it; None if none is at its end."""
+        if self._quiet is None:
+            quiet = [file for file in self if not file.is_ready]
+            self._quiet = sorted(quiet, key=lambda each: each.grew_at, reverse=True)
+        while self._quiet:
+            file = self._quiet.pop()
+            if self._files.get(file.place) is file and file.is_at_its_end:
+                file.signature = file.signature or signature(file.reader.content.status())
+                self.close(file)
+                return file
+        return None
+
+    # News ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` has something to do."""
+        return bool(self._ready)
+
+    def wake(self, file: OpenFile) -> None:
+        """Have one read in its turn."""
+        if not file.is_ready:
+            file.is_ready = True
+            self._ready.append(file)
+
+    def touch(self, paths: Iterable[str]) -> bool:
+        """Have files read that are said to have changed; False if one of them is not open, or may be a copy."""
+        by_path = {str(file.reader.path): file for file in self._files.values()}
+        touched = [by_path.get(path) for path in paths]
+        for file in touched:
+            if file is not None:
+                self.wake(file)
+        return all(file is not None and file.new_since is None for file in touched)
+
+    def check_all(self, now: float) -> None:
+        """Have all read that have changed, whether anybody has said so or not."""
+        for file in self._files.values():
+            self.check(file, now)
+
+    def check(self, file: OpenFile, now: float) -> None:
+        """Have one read if it has changed."""
+        if file.new_since is None and (
+            file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final
+        ):
+            self.wake(file)
+
+    def note_truncations(self, now: float) -> None:
+        """Find out which were truncated, so that a copy of what they hold now is known for one."""
+        for file in self._files.values():
+            with suppress(OSError, SourceError):  # told in its turn to be read
+                status = file.reader.content.status()
+                if file.new_since is None and file.has_changed(status) and not file.reader.is_intact():
+                    self._begin_again(file, status)
+                    file.note_change(status, now)
+                    self.wake(file)
+
+    def _begin_again(self, file: OpenFile, status: os.stat_result) -> None:
+        path, offset = shown(file.reader.path), file.reader.offset
+        log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
+        file.reader = self._book.begin_again(file.reader)
+
+    def _is_final(self, file: OpenFile, now: float) -> bool:
+        """Tell whether an archive has been quiet for so long that its end also ends its last line."""
+        return bool(file.reader.content.compression) and now - file.grew_at >= self._rotate_wait_s
+
+    # Reading ------------------------------------------------------------------------------------------------------
+
+    def read(self, now: float) -> list[Chunk]:
+        """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
+        chunks: list[Chunk] = []
+        read_bytes = 0
+        for _ in range(len(self._ready)):
+            if read_bytes >= _READ_TOGETHER_BYTES:
+                break
+            file = self._ready.popleft()
+            file.is_ready = False
+            if self._files.get(file.place) is not file or file.new_since is not None:
+                continue  # closed, or not its turn yet
+            chunk = self._read_one(file, now)
+            if chunk is not None:
+                chunks.append(chunk)
+                read_bytes += len(chunk.data)
+        return chunks
+
+    def _read_one(self, file: OpenFile, now: float) -> Chunk | None:
+        """Read a chunk of a file; None at its end, or if it cannot be read for now."""
+        try:
+            wall_time = self._wall_time()
+            status = file.reader.content.status()
+            if file.has_changed(status):
+                if not file.reader.is_intact():
+                    self._begin_again(file, status)
+                else:
+                    file.note_unchanged()
+                file.note_change(status, now)
+            file.is_final = self._is_final(file, now)
+            reader = file.reader
+            reader.note_size(status, wall_time)
+            chunk = reader.read(is_final=file.is_final)
+            if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
+                ended_before = reader.stream.ended_ns
+                reader.note_end(status, wall_time)
+                # Of an archive, the end may be found long after its last checkpoint was saved.
+                file.is_to_note |= bool(reader.content.compression) and reader.stream.ended_ns != ended_before
+            else:
+                self.wake(file)
+            return chunk
+        except OSError as error:
+            log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
+            file.signature = None  # so that the next check tries again
+        except SourceError as error:
+            log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
+        return None
