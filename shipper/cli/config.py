@@ -78,6 +78,11 @@ def schema() -> None:
     print(json.dumps(json_schema(Settings), indent=2))
 
 
+config_app = typer.Typer(name="config", help="Write and look at settings.", no_args_is_help=True, rich_markup_mode=None)
+for command in (init, show, schema):
+    config_app.command()(command)
+
+
 def commented_settings() -> str:
     """Make the file of `config init`: `# ` begins a sentence, `#` alone a key that can be switched on."""
     lines = [_HEAD]

@@ -1,0 +1,207 @@
+"""`shipper dead-letters list|show|export`: what was refused, in short, in full, and as it came."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    on_one_line,
+    plain,
+    prepare,
+    reader_may_leave,
+    say,
+)
+from shipper.cli.dead_letters.selecting import (
+    DeliveryOption,
+    PathOption,
+    ReasonOption,
+    SinceOption,
+    by_rule,
+    none_found,
+    opened,
+    selection_of,
+    tell_position_only,
+)
+
+if TYPE_CHECKING:
+    from shipper.state.letters import DeadLetter
+
+
+def show_list(
+    reason: ReasonOption = "",
+    since: SinceOption = "",
+    path: PathOption = "",
+    delivery: DeliveryOption = "",
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many to show at most.")] = 20,
+    form: Annotated[
+        str, typer.Option("--format", metavar="FORM", help="text, or json: one object a line, without the record.")
+    ] = "text",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    List the dead letters, newest first, and count all that match by reason. Works while a shipper runs.
+
+    Example: shipper dead-letters list --reason ip --since 2026-11-01
+    """
+    if form not in {"text", "json"}:
+        raise typer.BadParameter(f"{form!r} is not a format; there are: text, json")
+    selection = selection_of(reason, since, path, delivery)
+    settings = prepare(config, overrides, log_level, log_format)
+    with opened(settings) as letters:
+        counts = letters.count_by_rule(selection) if letters else {}
+        found = letters.newest(selection, limit) if letters else []
+    with reader_may_leave():
+        if form == "json":
+            for letter in found:
+                print(msgspec.json.encode(_document(letter)).decode())
+        elif counts:
+            print(_table(found))
+            print(f"\n{len(found):,} of {sum(counts.values()):,} dead letters: {by_rule(counts)}")
+        else:
+            print(none_found(selection))
+        sys.stdout.flush()
+
+
+def show(
+    ids: Annotated[list[int], typer.Argument(metavar="ID...", help="As `dead-letters list` shows them.")],
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Show all that is known of dead letters, with the record as it came. That holds personal data.
+
+    Example: shipper dead-letters show 17
+    """
+    settings = prepare(config, overrides, log_level, log_format)
+    missing = []
+    with opened(settings) as letters, reader_may_leave():
+        for letter_id in ids:
+            letter = letters.get(letter_id) if letters else None
+            content = letters.content(letter_id) if letters else None
+            if letter is None or content is None:
+                missing.append(str(letter_id))
+            else:
+                print(_in_full(letter, *content))
+        sys.stdout.flush()
+    if missing:
+        raise typer.BadParameter(f"no dead letter {', '.join(missing)}; there are: shipper dead-letters list")
+
+
+def export(
+    reason: ReasonOption = "",
+    since: SinceOption = "",
+    path: PathOption = "",
+    delivery: DeliveryOption = "",
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Write the records to standard output as they came, one a line, oldest first; rows of CSV behind their header. Works
+    while a shipper runs.
+
+    Example: shipper dead-letters export --reason ip > ip.ndjson
+    """
+    selection = selection_of(reason, since, path, delivery)
+    whole = msgspec.structs.replace(selection, has_raw=True)
+    settings = prepare(config, overrides, log_level, log_format)
+    with opened(settings) as letters:
+        if letters is None:
+            say(none_found(selection))
+            return
+        header = _common_header(letters.forms(whole))
+        with reader_may_leave():
+            sys.stdout.buffer.write(header)
+            for letter_id in letters.ids(whole):
+                content = letters.content(letter_id)
+                if content is not None:
+                    # Within quotes, CSV may have newlines; of JSON, only what is broken.
+                    record = content.raw if header else content.raw.replace(b"\n", b" ")
+                    sys.stdout.buffer.write(record + b"\n")
+            sys.stdout.buffer.flush()
+        tell_position_only(letters, selection)
+
+
+def _common_header(forms: dict[bytes, str]) -> bytes:
+    """
+    Tell what has to stand in front of records that are to be one file; empty for JSON.
+
+    Raises:
+        typer.BadParameter: They have several forms.
+    """
+    if len(forms) > 1:
+        inputs = ", ".join(map(on_one_line, forms.values()))
+        raise typer.BadParameter(
+            f"these records have {len(forms)} forms (JSON lines, or CSV with different headers), which cannot stand in "
+            f"one file; choose inputs with --path, such as one of {inputs}"
+        )
+    header = next(iter(forms), b"")
+    return header if not header or header.endswith(b"\n") else header + b"\n"
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _document(letter: DeadLetter) -> dict[str, object]:
+    fields = msgspec.structs.asdict(letter)
+    return fields | {"first_at": _iso(letter.first_at), "last_at": _iso(letter.last_at)}
+
+
+def _table(letters: list[DeadLetter]) -> str:
+    """Lay out columns; the last one, the message, is as long as it is."""
+    rows: list[tuple[str, ...]] = [("id", "time", "rule", "file:offset", "EventId", "message")]
+    rows += [
+        (
+            str(letter.id),
+            _iso(letter.first_at),
+            letter.rule,
+            f"{letter.path}:{letter.start_offset}",
+            letter.event_id or "-",
+            letter.message,
+        )
+        for letter in letters
+    ]
+    rows = [tuple(map(on_one_line, row)) for row in rows]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
+
+
+def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
+    facts = {
+        "reason": f"{letter.rule}: {letter.message}",
+        "delivery": f"{letter.delivery}, HTTP status {letter.status}" if letter.status else letter.delivery,
+        "attempts": str(letter.attempts),
+        "first refused": _iso(letter.first_at),
+        "last refused": _iso(letter.last_at),
+        "input": f"{on_one_line(letter.path)}, "
+        f"bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}",
+        "EventId": letter.event_id or "unknown",
+        "ConsumerID": letter.consumer_id or "unknown",
+    }
+    if header:
+        facts["header"] = _text(header)
+    lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {plain(value)}" for name, value in facts.items())]
+    record = _text(raw) if raw else "(not kept: it was too long to be read; its position is above)"
+    return "\n".join([*lines, f"  {'record:':<14} {len(raw):,} bytes", record, ""])
+
+
+def _text(data: bytes) -> str:
+    return plain(data.decode("utf-8", "backslashreplace"))

@@ -1,0 +1,137 @@
+"""`shipper dead-letters replay`: sent once more."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, RateOption, SetOption, prepare
+from shipper.cli.dead_letters.selecting import (
+    DeliveryOption,
+    PathOption,
+    ReasonOption,
+    SinceOption,
+    opened,
+    selection_of,
+    tell_position_only,
+)
+from shipper.cli.ship import SummaryOption, checked_form, ship
+from shipper.config import Settings
+from shipper.errors import StateInUseError
+
+if TYPE_CHECKING:
+    from shipper.pipeline import Source
+    from shipper.pipeline.opening import OpenState
+    from shipper.state.letters import Letters, Selection
+
+_PIECE_LINES = 1000
+_EXAMPLES_PER_RULE = 5
+
+
+def replay(
+    reason: ReasonOption = "",
+    since: SinceOption = "",
+    path: PathOption = "",
+    delivery: DeliveryOption = "",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="How many to send at most.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be sent and what would fail.")] = False,
+    summary: SummaryOption = "text",
+    rate: RateOption = None,
+    config: ConfigOption = None,
+    overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
+) -> None:
+    """
+    Send dead letters once more, oldest first, by the settings of now; what is accepted is no dead letter any more.
+
+    What fails again stays, with its new reason. Run again, also after a crash, it goes on with those that are left.
+
+    Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
+    """
+    form = checked_form(summary)
+    if dry_run and form == "json":
+        raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
+    selection = selection_of(reason, since, path, delivery)
+    settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
+    if dry_run:
+        raise typer.Exit(_rehearse(settings, selection, limit))
+    from shipper.state.directory import holder_of
+
+    try:
+        code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
+    except StateInUseError as error:
+        raise StateInUseError(
+            f"{settings.state.directory} is in use by the shipper whose dead letters they are (process "
+            f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
+        ) from error
+    with opened(settings) as letters:
+        has_position_only = letters is not None and tell_position_only(letters, selection)
+    raise typer.Exit(code or (3 if has_position_only else 0))
+
+
+def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Callable[[OpenState], Source]:
+    """Make what makes the source, once the lock is held."""
+
+    def source(state: OpenState) -> Source:
+        from shipper.state.letters import open_letters
+        from shipper.state.replay import Replay
+
+        letters = open_letters(settings.state.directory)
+        assert letters is not None, "the store has just made it"
+        ids = state.store.letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
+        return Replay(letters, ids, state.next_stream_id, csv_delimiter=settings.input.csv_delimiter)
+
+    return source
+
+
+def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> int:
+    """Judge the letters without sending them; returns the exit code."""
+    failed: dict[str, list[str]] = {}
+    sent = repeated = 0
+    has_position_only = False
+    with opened(settings) as letters:
+        if letters is not None:
+            ids = letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
+            sent, repeated = _judge(settings, letters, ids, failed)
+            has_position_only = tell_position_only(letters, selection)
+    count = sum(map(len, failed.values()))
+    repeats = f", {repeated:,} would be skipped, as their EventId is that of another one" if repeated else ""
+    print(f"{sent:,} dead letters would be sent, {count:,} would fail again{repeats}")
+    for rule, examples in sorted(failed.items()):
+        print(f"\n{rule}: {len(examples):,}")
+        print("\n".join(f"  {example}" for example in examples[:_EXAMPLES_PER_RULE]))
+        if len(examples) > _EXAMPLES_PER_RULE:
+            print(f"  ... and {len(examples) - _EXAMPLES_PER_RULE:,} more")
+    return 3 if failed or has_position_only else 0
+
+
+def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> tuple[int, int]:
+    """Run letters through the codec; adds words about those that fail, by rule, and counts good ones and repeats."""
+    from shipper.codec import Codec, latest_timestamp
+    from shipper.state.replay import Replay, ReplayStream
+
+    codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
+    latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
+    source = Replay(letters, ids, itertools.count(1).__next__, csv_delimiter=settings.input.csv_delimiter)
+    good = repeated = 0
+    for chunk in source.chunks():
+        assert isinstance(chunk.stream, ReplayStream)
+        offset = chunk.start_offset
+        while offset < chunk.end_offset:
+            piece = codec.encode(
+                chunk, offset, room_events=_PIECE_LINES, room_bytes=settings.batch.max_bytes, latest=latest
+            )
+            assert piece is not None, "a record alone always fits"
+            offset = piece.span.end_offset
+            good += piece.span.unsettled
+            repeated += piece.span.duplicates
+            for each in piece.span.rejections:
+                words = f"dead letter {chunk.stream.letter_at(each.start_offset)}: {each.message}"
+                failed.setdefault(each.rule, []).append(words)
+    return good, repeated

@@ -1,0 +1,94 @@
+"""Which dead letters a command is about, and the store that they are in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, get_args
+
+import msgspec
+import typer
+
+from shipper.cli.common import say
+from shipper.config import Settings
+from shipper.records import DeliveryClass
+
+if TYPE_CHECKING:
+    from shipper.state.letters import Letters, Selection
+
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="RULE", help="Only those that broke this rule.")]
+SinceOption = Annotated[
+    str, typer.Option("--since", metavar="TIME", help="Only those refused since an ISO date or date-time, UTC.")
+]
+PathOption = Annotated[str, typer.Option("--path", metavar="GLOB", help="Only those from inputs like this.")]
+DeliveryOption = Annotated[
+    str,
+    typer.Option(
+        "--delivery",
+        metavar="CLASS",
+        help="invalid (refused here), rejected (by the service) or ambiguous (rejected, but may have been accepted).",
+    ),
+]
+
+_DAY_S = 86_400.0
+
+
+def selection_of(
+    reason: str = "", since: str = "", path: str = "", delivery: str = "", older_than: float | None = None
+) -> Selection:
+    from shipper.state.letters import Selection
+
+    if delivery and delivery not in get_args(DeliveryClass):
+        raise typer.BadParameter(f"{delivery!r} is not a class; there are: {', '.join(get_args(DeliveryClass))}")
+    return Selection(
+        rule=reason,
+        since_s=_seconds(since) if since else None,
+        before_s=None if older_than is None else time.time() - older_than * _DAY_S,
+        path=path,
+        delivery=delivery,
+    )
+
+
+def _seconds(text: str) -> float:
+    """Read a date or date-time; what names no zone is UTC."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time, such as 2026-11-01 or 2026-11-01T12:30:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[Letters | None]:
+    """Look at the dead letters; None if there is no state yet."""
+    from shipper.state.letters import open_letters
+    from shipper.state.store import bring_state_up_to_date
+
+    directory = settings.state.directory
+    letters = open_letters(directory)
+    if letters is None and (directory / "state.db").exists():
+        bring_state_up_to_date(directory)
+        letters = open_letters(directory)
+    try:
+        yield letters
+    finally:
+        if letters is not None:
+            letters.close()
+
+
+def none_found(selection: Selection) -> str:
+    return "no dead letters" if selection == selection_of() else "no dead letters match"
+
+
+def by_rule(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
+
+
+def tell_position_only(letters: Letters, selection: Selection) -> bool:
+    """Tell of the letters whose record is not kept, if there are any."""
+    count = sum(letters.count_by_rule(msgspec.structs.replace(selection, has_raw=False)).values())
+    if count:
+        say(f"{count:,} dead letters are known by their position only, as they were too long to be read; see: list")
+    return count > 0
