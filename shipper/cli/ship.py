@@ -295,7 +295,7 @@ def ship(
     """
     import anyio
 
-    load_bare("httpx")
+    load_bare("httpcore", "httpx")
     from shipper.cli.showing import Showing, showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state

@@ -24,7 +24,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prepare_process()
-    load_bare("httpx")
+    load_bare("httpcore", "httpx")
     import anyio
 
     from shipper.cli.common import run_async

@@ -250,3 +250,13 @@ def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
     assert "b.ndjson" in result.stderr
     assert result.counts() == (40_010, 40_010, 0, 0, 0)
     assert Counter(fake.event_ids()) == Counter(sample.ids[:40_000] + sample.ids[40_010:40_020])
+
+
+def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, service: Service, sample: Sample):
+    file = shipper.folder / "one.ndjson"
+    file.write_bytes(sample.lines[0])
+    result = shipper.backfill(file, env={"PYTHONPROFILEIMPORTTIME": "1"})
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
+    assert {"shipper.delivery.line", "typer"} <= loaded
+    assert not {"trio", "rich", "pygments", "click"} & loaded  # what those bring along if they find it
+    service.assert_holds_exactly(sample.ids[:1])
