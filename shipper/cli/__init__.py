@@ -22,7 +22,7 @@ _GC_THRESHOLDS: Final = (50_000, 20, 20)
 _EXTRAS: Final = ("rich", "pygments", "click", "trio")
 
 
-def load_bare(*libraries: str) -> None:
+def _load_bare(*libraries: str) -> None:
     """
     Load libraries without what they would load beside themselves for uses that are not ours: a fifth of the start.
 
@@ -56,7 +56,12 @@ def prepare_process() -> None:
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
     _open_standard_descriptors()
-    load_bare("structlog")
+    _load_bare("structlog")
+
+
+def load_http_client() -> None:
+    """Load what requests are sent with; to be called before anything else does it."""
+    _load_bare("httpcore", "httpx")
 
 
 def main() -> NoReturn:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import typer
 
+from shipper.cli import load_http_client
 from shipper.cli.common import (
     ConfigOption,
     LogFormatOption,
@@ -64,6 +65,7 @@ def check(
     """
     if only not in {None, *_SECTIONS}:
         raise typer.BadParameter(f"{only!r} is no endpoint; there are: intake, report", param_hint="--only")
+    load_http_client()
     findings = _Findings(is_json=json)
     with reader_may_leave():
         settings = _settings(findings, config, overrides, log_level, log_format)

@@ -18,7 +18,7 @@ import structlog
 import typer
 
 from shipper.addresses import check_listen_address
-from shipper.cli import load_bare
+from shipper.cli import load_http_client
 from shipper.cli.common import (
     ConfigOption,
     ListenOption,
@@ -295,7 +295,7 @@ def ship(
     """
     import anyio
 
-    load_bare("httpcore", "httpx")
+    load_http_client()
     from shipper.cli.showing import Showing, showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state

@@ -255,9 +255,10 @@ def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
 def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "one.ndjson"
     file.write_bytes(sample.lines[0])
-    result = shipper.backfill(file, env={"PYTHONPROFILEIMPORTTIME": "1"})
-    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
-    assert {"shipper.delivery.line", "typer"} <= loaded
-    packages = {name.partition(".")[0] for name in loaded if "." in name}
-    assert not {"trio", "rich", "pygments", "click"} & packages  # what those bring along if they find it
+    for command in [("backfill", file), ("check",)]:
+        result = shipper.run(*command, env={"PYTHONPROFILEIMPORTTIME": "1"})
+        loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
+        assert {"shipper.delivery.line", "typer"} <= loaded
+        packages = {name.partition(".")[0] for name in loaded if "." in name}
+        assert not {"trio", "rich", "pygments", "click"} & packages  # what those bring along if they find it
     service.assert_holds_exactly(sample.ids[:1])
