@@ -7,7 +7,6 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 _event_id = attrgetter("EventId")
-_ip = attrgetter("IP")
 _timestamp = attrgetter("Timestamp")
 _b_tag = attrgetter("BTag")
 _consumer_id = attrgetter("ConsumerID")
@@ -18,7 +17,6 @@ class Columns(NamedTuple):
 
     events: Sequence[Any]
     event_ids: list[str]
-    ips: list[str]
     timestamps: list[str]
     b_tags: list[str]
     consumer_ids: list[int]
@@ -34,7 +32,6 @@ class Columns(NamedTuple):
         return cls(
             events,
             list(map(_event_id, events)),
-            list(map(_ip, events)),
             list(map(_timestamp, events)),
             list(map(_b_tag, events)),
             list(map(_consumer_id, events)),

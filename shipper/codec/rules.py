@@ -69,6 +69,7 @@ _HEX: Final = b"0123456789abcdef"
 _DOT_TO_COMMA: Final = bytes.maketrans(b".", b",")
 # Possessive, which costs a third less; nothing within is optional, so cpython#106052 does not concern it.
 _BTAGS: Final = re.compile(r"(?:[0-9]++_[0-9a-fA-F]{32}\n)*+")
+_ip = attrgetter("IP")
 _octets: Final = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=0, le=255)]])
 _instants: Final = msgspec.json.Decoder(list[datetime])
 
@@ -152,7 +153,7 @@ def column_checks(relaxed: Collection[str]) -> list[ColumnCheck]:
     """List the checks of the fields whose rule is not relaxed."""
     checks = [
         ColumnCheck("event_id", attrgetter("event_ids"), lambda column, _: are_event_ids(column)),
-        ColumnCheck("ip", attrgetter("ips"), lambda column, _: are_ips(column)),
+        ColumnCheck("ip", lambda columns: list(map(_ip, columns.events)), lambda column, _: are_ips(column)),
         ColumnCheck("timestamp", attrgetter("timestamps"), are_timestamps),
         ColumnCheck("btag", attrgetter("b_tags"), lambda column, _: are_btags(column)),
     ]

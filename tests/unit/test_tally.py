@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import Columns, tally
+from shipper.delivery.parting import SentEvent
 from shipper.wire import ActivityEvent
 from tests.unit.test_codec import event
 
@@ -50,3 +52,9 @@ def test_every_event_is_counted_once(fields: list[tuple[int, int, str, int]]):
     assert tally(Columns.of(events)) == Counter(
         (f"2026-11-20T1{hour}", brand, affiliate, str(media)) for hour, brand, affiliate, media in fields
     )
+
+
+def test_a_sent_event_is_counted_as_it_was_when_it_was_read():
+    read = made(Timestamp="2026-11-20T12:30:00Z", AffiliateID="x")
+    sent = msgspec.convert(msgspec.to_builtins(read), SentEvent)
+    assert tally(Columns.of([sent])) == tally(Columns.of([read])) != {}
