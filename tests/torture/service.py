@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
-from random import Random
+from pathlib import Path
+from random import Random, SystemRandom
 from typing import Final, Self
 
 import msgspec
@@ -114,7 +115,7 @@ class TokenEndpoint(FakeService):
 class Intake(FakeService):
     """The route for batches; poison is refused with its batch, or named beside it."""
 
-    def __init__(self, books: Books, tokens: Tokens, port: int = 0) -> None:
+    def __init__(self, books: Books, tokens: Tokens, port: int) -> None:
         super().__init__(port)
         self.misbehaviour: Misbehaviour | None = None
         self.names_the_guilty = False
@@ -205,6 +206,15 @@ def _refusal(status: int, message: str) -> Reply:
     return Reply(status=status, body=json.dumps({"statusCode": status, "message": message}).encode())
 
 
+def _port_for_good() -> int:
+    """Find a port that the system gives to nobody else while nobody listens there."""
+    first_given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = SystemRandom().randrange(10_000, first_given)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class Service:
     """
     Both servers; the intake can be restarted on its port.
@@ -217,7 +227,8 @@ class Service:
         self.books = books
         self.tokens = Tokens()
         self.token_endpoint = TokenEndpoint(self.tokens)
-        self.intake = Intake(books, self.tokens)
+        self._port = _port_for_good()
+        self.intake = Intake(books, self.tokens, self._port)
         self.base_url = self.intake.target.base_url
 
     def __enter__(self) -> Self:
@@ -254,7 +265,6 @@ class Service:
         had_requests = sum(self.books.requests.values()) > 0
         old.__exit__()
         time.sleep(pause_s)
-        port = int(self.base_url.rpartition(":")[2])
-        self.intake = Intake(self.books, self.tokens, port)
+        self.intake = Intake(self.books, self.tokens, self._port)
         self.intake.__enter__()
         return had_requests
