@@ -69,6 +69,10 @@ class ReportError(ShipperError):
     """The affiliate daily report could not be fetched or is not the document that was asked for."""
 
 
+class NoServiceError(ReportError):
+    """The service lets nobody in, or is away: no other report could be had just now."""
+
+
 def first_of(error: BaseException) -> BaseException:
     """Take the first error out of groups of errors."""
     while isinstance(error, BaseExceptionGroup):

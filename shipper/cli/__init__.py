@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import gc
 import importlib
+import io
 import os
 import sys
 from types import ModuleType
-from typing import Final, NoReturn, cast
+from typing import Final, NoReturn, TextIO, cast
 
 from shipper.errors import ShipperError, first_of
 
@@ -51,11 +52,24 @@ def _open_standard_descriptors() -> None:
         sys.stderr = os.fdopen(2, "w")
 
 
+def _buffered(stream: TextIO) -> TextIO:
+    """
+    Undo `python -u` and PYTHONUNBUFFERED: unbuffered, Python takes a write that a pipe took in part for a whole one.
+
+    Lines are still written as they end.
+    """
+    if not isinstance(stream, io.TextIOWrapper) or not isinstance(stream.buffer, io.RawIOBase):
+        return stream
+    encoding, errors = stream.encoding, stream.errors
+    return io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, errors, line_buffering=True)
+
+
 def prepare_process() -> None:
     """Set what holds for the process as a whole, before anything else is loaded."""
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
     _open_standard_descriptors()
+    sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
     _load_bare("structlog")
 
 

@@ -27,7 +27,7 @@ from shipper.delivery.credentials import NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
-from shipper.errors import ReportError
+from shipper.errors import NoServiceError, ReportError
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange, check_order
 
@@ -39,10 +39,6 @@ _MAX_REPORT_BYTES: Final = 64 << 20
 _WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
 _NOT_LET_IN: Final = {"token", "subscription_key", "credentials", "tls"}
 _NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
-
-
-class NoServiceError(ReportError):
-    """The service lets nobody in, or is away: no other report could be had just now."""
 
 
 class ReportClient:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import signal
 import subprocess
+import time
 import tomllib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target
+from tests.e2e.surroundings import unread_bytes
 
 
 def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path: Path):
@@ -27,6 +31,28 @@ def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path
     assert "once more with the same file: 0 read" in result.stdout
     assert list(temporary.iterdir()) == []
     assert not shipper.state.exists()
+
+
+@pytest.mark.parametrize("command", ["config schema", "config init -"])
+def test_a_slow_reader_gets_all_though_a_write_is_cut_short(shipper: Shipper, command: str):
+    arguments = [SHIPPER, *command.split()]
+    environment = shipper.environment() | {"PYTHONUNBUFFERED": "1"}
+    whole = subprocess.run(arguments, stdout=subprocess.PIPE, env=environment, check=True).stdout
+    read_end, write_end = os.pipe()
+    room = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(arguments, stdout=write_end, env=environment) as process, open(read_end, "rb") as output:
+        os.close(write_end)
+        while unread_bytes(read_end) < room:
+            assert process.poll() is None
+            time.sleep(0.01)
+        # It is in the middle of a write; this cuts it short.
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        process.send_signal(signal.SIGCONT)
+        seen = output.read()
+    assert process.returncode == 0
+    assert seen == whole
+    assert len(whole) > room
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from shipper import wire
 from shipper.config import DeliverySettings, EndpointSettings, OAuth2Settings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
-from shipper.errors import ConfigError, ReportError
+from shipper.errors import ConfigError, NoServiceError, ReportError
 from shipper.report import client as client_module
-from shipper.report.client import NoServiceError, ReportClient
+from shipper.report.client import ReportClient
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
 from shipper.secrets import LiteralSecret

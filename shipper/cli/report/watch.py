@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from shipper.cli import load_http_client
 from shipper.cli.common import (
     ConfigOption,
     LogFormatOption,
@@ -63,7 +62,6 @@ def watch(
 
     Example: shipper report watch 1001 2026-10-01 2026-10-31 --interval 900 --on-change './restated.sh'
     """
-    load_http_client()
     from shipper.cli.report.watcher import Watcher
 
     parts = selected(words, accounts, accounts_file, split)

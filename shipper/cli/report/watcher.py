@@ -8,7 +8,7 @@ import signal
 import subprocess
 from collections.abc import AsyncIterable, Sequence
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -16,10 +16,12 @@ from shipper.cli.common import say
 from shipper.cli.report.gathering import tell_failures
 from shipper.cli.report.keeping import Kept, in_words, keep
 from shipper.cli.report.output import write_lines
-from shipper.report.client import ReportClient
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Part, fetch_parts
 from shipper.report.history import History
+
+if TYPE_CHECKING:
+    from shipper.report.client import ReportClient
 
 _JITTER: Final = 0.1  # of the interval, up and down: watchers that were started together drift apart
 _TELL_S: Final = 5.0  # after a signal, for the commands that are still to be run
