@@ -28,7 +28,6 @@ from shipper.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
 _UNITS_S: Final = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
-_TAKEN: Final = {Action.ACCEPT, Action.BISECT, Action.HALVE}
 _NO_ROUTE: Final = {"not_found", "redirect", "html_answer"}
 # The steps to which it belongs that there was no answer.
 _STEPS: Final = {
@@ -216,7 +215,8 @@ class Checkup:
 
     def _tell_verdict(self, verdict: Verdict, probe: Probe, expires_at: float | None, key: str = "key") -> None:
         is_forbidden = verdict.reason == "forbidden"
-        is_taken = verdict.action in _TAKEN
+        is_refused = verdict.action in {Action.BISECT, Action.HALVE}  # as the empty batch may be: it was looked at
+        is_taken = verdict.action is Action.ACCEPT or (is_refused and probe is EMPTY_BATCH)
         request = f"{probe.method} {probe.path}"
         if is_taken or is_forbidden:
             self._tell("ok", "route", f"{request} leads to the service (HTTP {verdict.status}); {probe.remark}")
@@ -234,6 +234,8 @@ class Checkup:
         elif verdict.action is Action.THROTTLE:
             wait = "" if verdict.retry_after_s is None else f"; it asks for a wait of {verdict.retry_after_s:g} s"
             self._tell("note", "service", f"{verdict.message}{wait}")
+        elif is_refused:
+            self._tell("fail", "service", f"the service refuses {request} (HTTP {verdict.status}){probe.or_else}")
         elif verdict.reason in _NO_ROUTE:
             self._tell("fail", "route", f"{request}: {verdict.message}{probe.or_else}")
         else:

@@ -17,7 +17,7 @@ import trustme
 from trio.testing import MockClock
 
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.checkup import EMPTY_BATCH, Checkup, Item, life_words
+from shipper.delivery.checkup import EMPTY_BATCH, Checkup, Item, Probe, life_words
 from shipper.delivery.reach import certificate_words
 from shipper.secrets import LiteralSecret, SecretReference
 from tests.stage.loops import LOOPS, Run, runner
@@ -33,7 +33,9 @@ def run(request: pytest.FixtureRequest) -> Run:
     return runner(request.param, limit_s=20)
 
 
-async def look(url: str, *, delivery: dict[str, Any] | None = None, asks: bool = False, **changes: Any) -> list[Item]:
+async def look(
+    url: str, *, delivery: dict[str, Any] | None = None, asks: bool = False, probe: Probe = EMPTY_BATCH, **changes: Any
+) -> list[Item]:
     """`changes` are keys of the section, `delivery` those of that section."""
     items: list[Item] = []
     settings = EndpointSettings(
@@ -54,7 +56,7 @@ async def look(url: str, *, delivery: dict[str, Any] | None = None, asks: bool =
     can_ask = await checkup.reach()
     assert can_ask is (not [item for item in items if item.result == "fail"])
     if asks:
-        await checkup.ask(EMPTY_BATCH if can_ask else None)
+        await checkup.ask(probe if can_ask else None)
     assert not [item for item in items if any(secret in repr(item) for secret in SECRETS)]
     return items
 
@@ -113,6 +115,21 @@ def test_an_ipv6_address_is_as_good(run: Run):
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     with server as origin:
+        run(main)
+
+
+def test_a_refused_batch_shows_the_way_and_a_refused_report_is_none(run: Run):
+    report = Probe("GET", "/report/7", remark="a report was read", or_else="; or there is no account 7")
+
+    async def main() -> None:
+        batch = await look(origin.url, asks=True)
+        assert [step for step in short(batch) if "fail" in step] == []
+        assert "ok route" in short(batch)
+        items = await look(origin.url, asks=True, probe=report)
+        assert short(items)[-2:] == ["fail service", "note clock"]
+        assert items[-2].what == "the service refuses GET /report/7 (HTTP 400); or there is no account 7"
+
+    with Origin(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}") as origin:
         run(main)
 
 
