@@ -8,25 +8,31 @@ import json
 import signal
 import subprocess
 import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Service, Shipper, changed, event_ids
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 
 REFUSE_ALL = {"records.allowed_statuses": '["None such"]'}
 ZERO = (0, 0, 0, 0, 0)
 
 
-def refuse(shipper: Shipper, lines: list[bytes], name: str = "events.ndjson") -> Path:
-    """Make dead letters of good lines, by a setting that refuses them all."""
-    file = shipper.folder / name
-    file.write_bytes(b"".join(lines))
-    result = shipper.backfill(file, settings=REFUSE_ALL)
-    assert (result.returncode, result.counts()) == (3, (len(lines), 0, len(lines), 0, 0))
-    return file
+def refuse(
+    shipper: Shipper, lines: list[bytes], name: str = "events.ndjson", *, also: Mapping[str, list[bytes]] | None = None
+) -> Path:
+    """Make dead letters of good lines in one file, or more of them, by a setting that refuses them all."""
+    contents = {shipper.folder / each: content for each, content in {name: lines, **(also or {})}.items()}
+    for file, content in contents.items():
+        file.write_bytes(b"".join(content))
+    result = shipper.backfill(*contents, settings=REFUSE_ALL)
+    count = sum(map(len, contents.values()))
+    assert (result.returncode, result.counts()) == (3, (count, 0, count, 0, 0))
+    return shipper.folder / name
 
 
 def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: object):
@@ -65,8 +71,7 @@ def test_a_replay_sends_what_keeps_the_rules_by_now_and_only_once(shipper: Shipp
 
 
 def test_a_replay_takes_those_that_are_asked_for(shipper: Shipper, service: Service, sample: Sample):
-    refuse(shipper, sample.lines[:10], "a.ndjson")
-    refuse(shipper, [*sample.lines[10:20], b"broken\n"], "b.ndjson")
+    refuse(shipper, sample.lines[:10], "a.ndjson", also={"b.ndjson": [*sample.lines[10:20], b"broken\n"]})
     result = letters(
         shipper, "replay", "--path", "*/b.ndjson", "--reason", "status", "--limit", "3", "--summary", "json"
     )
@@ -80,7 +85,9 @@ def test_a_replay_takes_those_that_are_asked_for(shipper: Shipper, service: Serv
     service.assert_holds_exactly(sample.ids[:20])
 
 
-def test_a_replay_that_is_killed_goes_on_with_what_is_left(shipper: Shipper, fake: FakeService, sample: Sample):
+def test_a_replay_that_is_killed_or_stopped_goes_on_with_what_is_left(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
     refuse(shipper, sample.lines[:100])
     shipper.target = fake.target
     fake.plan(*[Reply()] * 4)
@@ -91,28 +98,26 @@ def test_a_replay_that_is_killed_goes_on_with_what_is_left(shipper: Shipper, fak
     running.kill()
     assert len(shipper.read_state().dead_letters) == 60
     fake.release()
-    fake.default = Reply()
-    result = letters(shipper, "replay", "--summary", "json", settings=settings)
-    assert (result.returncode, result.counts()) == (0, (60, 60, 0, 0, 0))
-    sent = fake.event_ids(fake.bodies)
-    assert set(sent) == set(sample.ids[:100])
-    assert len(sent) == 110, "only the batch that was on its way came twice"
+    wait_until(lambda: len(fake.stored) == 5, "the killed one has no request under way")
 
-
-def test_a_replay_that_is_stopped_can_go_on(shipper: Shipper, fake: FakeService, sample: Sample):
-    refuse(shipper, sample.lines[:30])
-    shipper.target = fake.target
-    fake.plan(Reply())
+    fake.plan(*[Reply()] * 2)
     fake.default = Reply(status=503)
-    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.drain_timeout_seconds": 0.2}
+    settings["delivery.drain_timeout_seconds"] = 0.2
     running = shipper.start("dead-letters", "replay", "--summary", "json", settings=settings)
-    running.wait_until(lambda: fake.requests > 2, "the second batch to be refused")
+    running.wait_until(lambda: fake.requests > 8, "the third batch to be refused again")
     result = running.stop()
     assert result.returncode == 4
-    assert result.counts()[1] == 10
+    assert result.counts()[1] == 20
+    assert len(shipper.read_state().dead_letters) == 40
+
     fake.default = Reply()
-    assert letters(shipper, "replay", "--summary", "json").counts() == (20, 20, 0, 0, 0)
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:30])
+    sent = fake.requests
+    result = letters(shipper, "replay", "--summary", "json", settings=settings)
+    assert (result.returncode, result.counts()) == (0, (40, 40, 0, 0, 0))
+    assert len(fake.event_ids(fake.bodies[sent:])) == 40
+    times = Counter(fake.event_ids())
+    assert times.keys() == set(sample.ids[:100])
+    assert times.total() == 110, "only the batch that was on its way at the kill came twice"
 
 
 def test_letters_of_which_only_the_position_is_known_stay(shipper: Shipper, service: Service, sample: Sample):
@@ -247,6 +252,46 @@ def test_what_is_purged_is_gone_from_the_disk(shipper: Shipper, service: Service
     assert b"canary_bird" not in bytes_on_disk(shipper.state)
 
 
+# Looking ------------------------------------------------------------------------------------------------------------
+
+
+def personal(line: bytes) -> bytes:
+    return changed(line, Username="canary_bird", IP="198.51.100.213")
+
+
+@pytest.fixture(scope="module")
+def kept(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shipper]:
+    """A shipper with 31 dead letters, for tests that change nothing."""
+    nowhere = Target("http://127.0.0.1:9", "no-key", "no-token")
+    with Shipper(tmp_path_factory.mktemp("kept") / "shipper", nowhere) as shipper:
+        refuse(shipper, [*map(personal, sample.lines[:30]), b"canary_bird\x1b[31m\xff\n"])
+        yield shipper
+
+
+def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: Sample):
+    file = kept.folder / "events.ndjson"
+    first = personal(sample.lines[0])
+    listed = letters(kept, "list")
+    rows = listed.stdout.splitlines()
+    assert rows[0].split() == ["id", "time", "rule", "file:offset", "EventId", "message"]
+    assert [int(row.split()[0]) for row in rows[1:21]] == list(range(31, 11, -1))
+    assert f"{file}:{len(first)}" not in listed.stdout
+    assert rows[-1] == "20 of 31 dead letters: status 30, encoding 1"
+    as_json = letters(kept, "list", "--format", "json", "--limit", "100", "--reason", "status")
+    documents = [json.loads(line) for line in as_json.stdout.splitlines()]
+    assert [document["event_id"] for document in documents] == sample.ids[:30][::-1]
+    assert documents[-1]["start_offset"] == 0
+    for output in (listed.stdout, as_json.stdout, listed.stderr, as_json.stderr):
+        assert "canary_bird" not in output
+        assert "198.51.100" not in output
+    assert letters(kept, "list", "--reason", "ip").stdout == "no dead letters match\n"
+
+    shown = letters(kept, "show", "31", "1").stdout
+    assert "canary_bird\\x1b[31m\\xff\n" in shown
+    assert first.decode() in shown
+    assert shown.index("dead letter 31") < shown.index("dead letter 1\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -264,42 +309,13 @@ def test_what_is_purged_is_gone_from_the_disk(shipper: Shipper, service: Service
         (["show", "x"], "x"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
-    shipper: Shipper, service: Service, sample: Sample, arguments: list[str], words: str
-):
-    refuse(shipper, sample.lines[:2])
-    result = shipper.run("dead-letters", *arguments)
+def test_what_cannot_be_meant_is_refused(kept: Shipper, arguments: list[str], words: str):
+    before = kept.read_state()
+    result = letters(kept, *arguments)
     assert result.returncode == 2
     assert words in " ".join(result.stderr.replace("│", " ").split())
-    assert len(shipper.read_state().dead_letters) == 2
-
-
-# Looking ------------------------------------------------------------------------------------------------------------
-
-
-def test_letters_are_listed_without_what_stands_in_them(shipper: Shipper, service: Service, sample: Sample):
-    personal = {"Username": "canary_bird", "IP": "198.51.100.213"}
-    lines = [changed(line, **personal) for line in sample.lines[:30]]
-    file = refuse(shipper, [*lines, b"canary_bird\x1b[31m\xff\n"])
-    listed = letters(shipper, "list")
-    rows = listed.stdout.splitlines()
-    assert rows[0].split() == ["id", "time", "rule", "file:offset", "EventId", "message"]
-    assert [int(row.split()[0]) for row in rows[1:21]] == list(range(31, 11, -1))
-    assert f"{file}:{len(lines[0])}" not in listed.stdout
-    assert rows[-1] == "20 of 31 dead letters: status 30, encoding 1"
-    as_json = letters(shipper, "list", "--format", "json", "--limit", "100", "--reason", "status")
-    documents = [json.loads(line) for line in as_json.stdout.splitlines()]
-    assert [document["event_id"] for document in documents] == sample.ids[:30][::-1]
-    assert documents[-1]["start_offset"] == 0
-    for output in (listed.stdout, as_json.stdout, listed.stderr, as_json.stderr):
-        assert "canary_bird" not in output
-        assert "198.51.100" not in output
-    assert letters(shipper, "list", "--reason", "ip").stdout == "no dead letters match\n"
-
-    shown = letters(shipper, "show", "31", "1").stdout
-    assert "canary_bird\\x1b[31m\\xff\n" in shown
-    assert lines[0].decode() in shown
-    assert shown.index("dead letter 31") < shown.index("dead letter 1\n")
+    assert len(before.dead_letters) == 31
+    assert kept.read_state() == before
 
 
 def test_an_export_gives_the_bytes_back(shipper: Shipper, service: Service, sample: Sample):
@@ -347,7 +363,8 @@ def test_exported_rows_of_csv_can_be_mended_and_shipped(shipper: Shipper, servic
 
 
 def test_where_nothing_is_there_is_nothing_to_look_at(shipper: Shipper, service: Service):
-    assert (letters(shipper, "list").returncode, letters(shipper, "list").stdout) == (0, "no dead letters\n")
+    listed = letters(shipper, "list")
+    assert (listed.returncode, listed.stdout) == (0, "no dead letters\n")
     exported = letters(shipper, "export")
     assert (exported.returncode, exported.stdout, exported.stderr) == (0, "", "no dead letters\n")
     assert letters(shipper, "show", "1").returncode == 2

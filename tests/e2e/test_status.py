@@ -58,6 +58,12 @@ def now_iso() -> str:
     return datetime.now(UTC).isoformat()
 
 
+def said(shipper: Shipper) -> dict[str, Any]:
+    """What a shipper says of itself once a second; costs less than to ask the command until something is so."""
+    path = shipper.state / "live.json"
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
 def paused(tail: Tail, service: Service, shipper: Shipper) -> Running:
     """A shipper whose first requests are accepted and all others refused, until it says that it is paused."""
     tail.append(0, 100)
@@ -65,7 +71,7 @@ def paused(tail: Tail, service: Service, shipper: Shipper) -> Running:
     tail.wait(100)
     service.set_faults(FORBIDDEN)
     tail.append(100, 200)
-    running.wait_until(lambda: (document(shipper)["live"] or {}).get("pauses"), "it says that it is paused")
+    running.wait_until(lambda: said(shipper).get("pauses"), "it says that it is paused")
     return running
 
 
@@ -101,30 +107,22 @@ def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tai
     assert is_delivered(shipper, "now")
 
 
-def test_a_file_that_came_while_nothing_ran_stands_in_the_way(tail: Tail, shipper: Shipper):
-    tail.append(0, 10)
-    assert shipper.backfill(tail.file).returncode == 0
-    new = tail.append(10, 20, "app.ndjson.new")
-    assert is_delivered(shipper, "now"), "nobody said that it is an input"
-    pattern = json.dumps([f"{tail.folder}/*"])
-    text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
-    assert f"{new} (not looked at yet)" in text
-    assert str(tail.file) + "\n" not in text
-
-
-def test_what_cannot_be_known_without_the_names_of_the_inputs_is_told_with_the_settings_that_were_used(
-    tail: Tail, shipper: Shipper
-):
+def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_is_told(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
     assert shipper.backfill(tail.file).returncode == 0
     told = "  only inputs that were read before are known: "
-    _, line = ask(shipper, "--until", "now").splitlines()
+    pattern = json.dumps([f"{tail.folder}/*"])
+    assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
+    new = tail.append(10, 20, "app.ndjson.new")  # nobody said that it is an input
+    answer, line = ask(shipper, "--until", "now").splitlines()
+    assert answer.startswith("yes: ")
     assert line == f"{told}the settings, of {shipper.config}, name no input.include"
     state = {"state.directory": str(shipper.state)}
     result = shipper.run("status", "--until", "now", configured=False, settings=state)
     assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and the settings name no input.include"
-    pattern = json.dumps([f"{tail.folder}/*"])
-    assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
+    text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
+    assert f"{new} (not looked at yet)" in text
+    assert str(tail.file) + "\n" not in text
 
 
 def test_the_command_that_is_named_finds_the_same_dead_letters_and_repeats_no_secret(tail: Tail, shipper: Shipper):
@@ -167,12 +165,15 @@ def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
     found = document(shipper)
     assert found["process_id"] == found["live"]["process_id"] == running.pid
     service.set_faults()
-    running.wait_until(lambda: is_delivered(shipper, "now"), "it goes on", limit_s=30)
+    running.wait_until(lambda: shipper.read_state().accepted == 200, "it goes on", limit_s=30)
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it is told")
     service.assert_holds_exactly(tail.ids(200))
-    running.wait_until(lambda: ask(shipper).startswith("running since "), "it says so")
+    running.wait_until(lambda: not said(shipper)["pauses"], "it says that it goes on")
+    assert ask(shipper).startswith("running since ")
     assert running.stop().returncode == 0
-    assert "; the last one (run) ended " in ask(shipper)
-    assert "ago: drained" in ask(shipper)
+    ended = ask(shipper)
+    assert "; the last one (run) ended " in ended
+    assert "ago: drained" in ended
 
 
 def test_a_shipper_that_was_killed_is_not_taken_for_one_that_runs(tail: Tail, service: Service, shipper: Shipper):
@@ -215,14 +216,21 @@ def test_what_a_pipe_has_read_and_not_delivered_stands_in_the_way(service: Servi
     running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
     running.stdin.write(b"".join(sample.lines[:10]))
     running.stdin.flush()
-    running.wait_until(lambda: (document(shipper)["live"] or {}).get("pauses"), "it is paused")
+    running.wait_until(lambda: said(shipper).get("pauses"), "it is paused")
     size_read = size(sum(map(len, sample.lines[:10])))
     assert f"standard input: {size_read} to go" in ask(shipper, "--until", "now", code=4)
     service.set_faults()
-    running.wait_until(lambda: is_delivered(shipper, "now"), "it goes on", limit_s=30)
+    running.wait_until(lambda: shipper.read_state().accepted == 10, "it goes on", limit_s=30)
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it is told")
     assert set(service.event_ids()) == set(sample.ids[:10])
     running.stdin.close()
     assert running.finish().returncode == 0
+
+
+def is_quiet(shipper: Shipper) -> bool:
+    """Nothing was read or settled in the ten seconds of which it tells, and it has run for so long."""
+    live = said(shipper)
+    return live["at"] - live["started_at"] >= 10 and not (live["settled_bytes_per_second"] or live["pending"])
 
 
 def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, service: Service, shipper: Shipper):
@@ -232,11 +240,14 @@ def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, serv
     running = tail.start()
     tail.wait(10)
     told = f"delivered; {size(len(tail.sample.lines[10]) - 1)} are a line that has no end yet"
-    running.wait_until(lambda: told in ask(shipper), "it is told once the figures of the last ten seconds are over")
-    assert f"ships to: {service.target.base_url}" in ask(shipper)
+    running.wait_until(lambda: is_quiet(shipper), "the figures of the last ten seconds are over")
+    text = ask(shipper)
+    assert told in text
+    assert f"ships to: {service.target.base_url}" in text
     with tail.file.open("ab") as file:
         file.write(b"\n")
-    running.wait_until(lambda: is_delivered(shipper, "now"), "it has its end", limit_s=30)
+    running.wait_until(lambda: shipper.read_state().accepted == 11, "it has its end")
+    running.wait_until(lambda: is_delivered(shipper, "now"), "it is told")
     assert "whole line" not in ask(shipper)
     service.assert_holds_exactly(tail.ids(11))
     assert running.stop().returncode == 0
@@ -254,10 +265,10 @@ def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, sh
     assert found["live"]["outcome"] == "finished"
     assert time.time() - 60 < found["delivered_until"] < time.time()
     assert (len(found["state"]["streams"]), found["state"]["stream_count"]) == (20, 25)
-    assert len(document(shipper, "--all")["state"]["streams"]) == 25
     assert "  ... and 5 more" in ask(shipper)
     assert "more" not in ask(shipper, "--all")
-    asked = document(shipper, "--until", "2026-01-01")
+    asked = document(shipper, "--all", "--until", "2026-01-01")
+    assert len(asked["state"]["streams"]) == 25
     assert (asked["until"], asked["is_delivered"]) == (datetime(2026, 1, 2, tzinfo=UTC).timestamp(), True)
 
 
@@ -294,10 +305,21 @@ def test_without_a_terminal_it_is_watched_line_by_line(tail: Tail, service: Serv
     assert {each["process_id"] for each in found} == {running.pid}
 
 
-@pytest.mark.parametrize("columns", [60, 200])
-def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, shipper: Shipper, columns: int):
+def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
     assert shipper.backfill(tail.file).returncode == 0
+    for columns in (60, 200):
+        text = drawn(shipper, columns)
+        assert text.count("no shipper is running") >= 3, columns
+        assert "\x1b[1A" in text, "it goes up, and draws over itself"
+        assert "\x1b[?1049h" not in text, "no other screen"
+        assert "\x1b[2J" not in text, "nothing is wiped"
+        assert "Traceback" not in text
+        assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
+
+
+def drawn(shipper: Shipper, columns: int) -> str:
+    """Watch in a terminal until it was drawn three times, end it with Ctrl-C, and give all that was drawn."""
     primary, secondary = os.openpty()
     command = [SHIPPER, "status", "--watch", "--interval", "0.1", "--config", shipper.config]
     environment = {**shipper.environment(), "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
@@ -305,21 +327,15 @@ def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, sh
         command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, env=environment
     ) as process:
         os.close(secondary)
-        drawn, interrupted = b"", False
+        seen, interrupted = b"", False
         try:
             while part := os.read(primary, 65_536):
-                drawn += part
-                if not interrupted and drawn.count(b"no shipper is running") >= 3:
+                seen += part
+                if not interrupted and seen.count(b"no shipper is running") >= 3:
                     process.send_signal(signal.SIGINT)  # once: what leaves is not to be interrupted again
                     interrupted = True
         except OSError:  # the other end is closed
             pass
         assert process.wait(20) == 0
     os.close(primary)
-    text = drawn.decode()
-    assert text.count("no shipper is running") >= 3
-    assert "\x1b[1A" in text, "it goes up, and draws over itself"
-    assert "\x1b[?1049h" not in text, "no other screen"
-    assert "\x1b[2J" not in text, "nothing is wiped"
-    assert "Traceback" not in text
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
+    return seen.decode()
