@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import sys
+from contextlib import suppress
 from types import ModuleType
 from typing import Final, NoReturn, TextIO, cast
 
@@ -56,12 +57,11 @@ def _buffered(stream: TextIO) -> TextIO:
     """
     Undo `python -u` and PYTHONUNBUFFERED: unbuffered, Python takes a write that a pipe took in part for a whole one.
 
-    Lines are still written as they end.
+    Lines of text are still written as they end. The interpreter's own stream stays as it is, as others may have it.
     """
     if not isinstance(stream, io.TextIOWrapper) or not isinstance(stream.buffer, io.RawIOBase):
         return stream
-    encoding, errors = stream.encoding, stream.errors
-    return io.TextIOWrapper(io.BufferedWriter(stream.detach()), encoding, errors, line_buffering=True)
+    return open(stream.fileno(), "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
 def prepare_process() -> None:
@@ -93,4 +93,7 @@ def main() -> NoReturn:
         assert isinstance(error, ShipperError)
         say(f"shipper: {error}")
         code = error.exit_code
+    finally:
+        with suppress(OSError), reader_may_leave():
+            sys.stdout.flush()
     sys.exit(code)

@@ -215,11 +215,16 @@ class Checkup:
 
     def _tell_verdict(self, verdict: Verdict, probe: Probe, expires_at: float | None, key: str = "key") -> None:
         is_forbidden = verdict.reason == "forbidden"
-        is_refused = verdict.action in {Action.BISECT, Action.HALVE}  # as the empty batch may be: it was looked at
-        is_taken = verdict.action is Action.ACCEPT or (is_refused and probe is EMPTY_BATCH)
+        is_refused = verdict.action in {Action.BISECT, Action.HALVE}
+        # An empty batch may well be refused; then it was looked at. A report is there, or is not.
+        if probe.body:
+            is_taken = is_refused or verdict.action is Action.ACCEPT
+        else:
+            is_taken = verdict.action is Action.ACCEPT and verdict.status == 200
         request = f"{probe.method} {probe.path}"
         if is_taken or is_forbidden:
-            self._tell("ok", "route", f"{request} leads to the service (HTTP {verdict.status}); {probe.remark}")
+            remark = f"; {probe.remark}" if is_taken or probe.body else ""
+            self._tell("ok", "route", f"{request} leads to the service (HTTP {verdict.status}){remark}")
         if is_taken or is_forbidden or verdict.action is Action.THROTTLE:
             self._tell("ok", key, "the subscription key is accepted")
         if is_taken:
@@ -234,8 +239,10 @@ class Checkup:
         elif verdict.action is Action.THROTTLE:
             wait = "" if verdict.retry_after_s is None else f"; it asks for a wait of {verdict.retry_after_s:g} s"
             self._tell("note", "service", f"{verdict.message}{wait}")
+        elif verdict.action is Action.ACCEPT:
+            self._tell("fail", "service", f"{request}: the service answered {verdict.status} instead of a report")
         elif is_refused:
-            self._tell("fail", "service", f"the service refuses {request} (HTTP {verdict.status}){probe.or_else}")
+            self._tell("fail", "service", f"the service refuses {request} (HTTP {verdict.status})")
         elif verdict.reason in _NO_ROUTE:
             self._tell("fail", "route", f"{request}: {verdict.message}{probe.or_else}")
         else:

@@ -53,6 +53,10 @@ class End(Struct, frozen=True):
     """To a worker: there is no more."""
 
 
+class Heeds(Struct, frozen=True):
+    """From a worker, first of all: from now on it heeds the signal to hurry, which would have ended it before."""
+
+
 class Ready(Struct, frozen=True):
     """From a worker: it has taken a chunk in, and there is room for another one."""
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
 from shipper.errors import ShipperError
-from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
+from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Chunk, Span
 from shipper.telemetry.live import Figures, Live, Pause
@@ -67,10 +67,17 @@ class _Worker:
         self.index = index
         self.lent: dict[int, _Lent] = {}
         self.process: Process | None = None
+        self.heeds_signals = False
         self.room = anyio.Semaphore(0)
         self.settled_parts = 0
         self.pending = 0
         self.live: Live | None = None
+
+    def hurry(self) -> None:
+        """Tell it that a stop was asked for, if it can be told yet."""
+        if self.process is not None and self.heeds_signals:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(HURRY_SIGNAL)
 
 
 class InWorkers:
@@ -91,7 +98,7 @@ class InWorkers:
         self._workers = [_Worker(index) for index in range(1, count + 1)]
         self._waiting: deque[_Lent] = deque()
         self._changed = anyio.Event()
-        self._has_ended = False
+        self._has_ended = self._is_hurried = False
         self._numbers = 0
         self._past: list[Live] = []  # of processes that are no more
 
@@ -112,10 +119,9 @@ class InWorkers:
             await self._take(chunks_rx)
 
     def hurry(self) -> None:
+        self._is_hurried = True
         for worker in self._workers:
-            if worker.process is not None:
-                with suppress(ProcessLookupError):
-                    worker.process.send_signal(HURRY_SIGNAL)
+            worker.hurry()
 
     # Chunks ------------------------------------------------------------------------------------------------------
 
@@ -198,7 +204,7 @@ class InWorkers:
             process = await anyio.open_process(
                 [*self._command, str(descriptor)], pass_fds=[descriptor], stdin=DEVNULL, stdout=DEVNULL, stderr=None
             )
-        worker.process, worker.room = process, anyio.Semaphore(_SENT_AHEAD)
+        worker.process, worker.heeds_signals, worker.room = process, False, anyio.Semaphore(_SENT_AHEAD)
         is_lost = False
         async with process, await SocketStream.from_socket(ours) as stream:
             channel = Channel(stream)
@@ -237,6 +243,11 @@ class InWorkers:
                 return
             if isinstance(message, Ready):
                 worker.room.release()
+                continue
+            if isinstance(message, Heeds):
+                worker.heeds_signals = True
+                if self._is_hurried:
+                    worker.hurry()
                 continue
             assert isinstance(message, Report)
             worker.pending = message.pending

@@ -17,7 +17,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from shipper.config import Settings
 from shipper.errors import DeliveryGaveUpError, ShipperError, StateError, first_of
-from shipper.pipeline.channel import Begin, Channel, End, Ended, LostError, Ready, Report, Work
+from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.state.store import Saved
@@ -66,7 +66,7 @@ async def work(
             async with anyio.create_task_group() as side:
                 side.start_soon(_listen, channel, arrived_tx)
                 side.start_soon(reports.tell)
-                side.start_soon(_heed, signals, pipeline)
+                side.start_soon(_heed, signals, pipeline, channel)
                 try:
                     await pipeline.run()
                     if pipeline.why_given_up:
@@ -79,8 +79,9 @@ async def work(
         await channel.send(Ended(error))
 
 
-async def _heed(signals: Signals, pipeline: Pipeline) -> None:
+async def _heed(signals: Signals, pipeline: Pipeline, channel: Channel) -> None:
     with signals as received:
+        await channel.send(Heeds())
         async for _ in received:
             pipeline.hurry()
 

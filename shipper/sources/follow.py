@@ -35,7 +35,8 @@ class Follower:
 
     Args:
         start: Where a file begins that is there when a pattern is used for the first time.
-        max_open: Most files to hold open. Beyond it, the one that has been quiet longest is closed until it changes.
+        max_open: Most files to hold open, renamed ones aside. Beyond it, the one that has been quiet longest is closed
+            until it changes.
         wall_time: Seconds since the epoch.
 
     Attributes:

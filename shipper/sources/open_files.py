@@ -88,7 +88,7 @@ class OpenFiles:
 
     Args:
         book: Begins a file again that was truncated.
-        max_open: Most files to hold open.
+        max_open: How many files to hold open.
         rotate_wait_s: An archive that has been quiet for so long does not grow any more.
         wall_time: Seconds since the epoch.
     """
@@ -118,7 +118,7 @@ class OpenFiles:
         return self._files.get(place)
 
     def add(self, file: OpenFile) -> None:
-        """Hold one more; there must be room for it."""
+        """Hold one more, whether there is room or not: one that was renamed would be lost."""
         self._files[file.place] = file
 
     def close(self, file: OpenFile) -> None:

@@ -31,6 +31,8 @@ class ForgivingStderr:
     def write(self, text: str) -> int:
         try:
             return sys.stderr.write(text)
+        except BlockingIOError:  # it is read too slowly, and may be read again
+            return len(text)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
             return len(text)
@@ -38,6 +40,8 @@ class ForgivingStderr:
     def flush(self) -> None:
         try:
             sys.stderr.flush()
+        except BlockingIOError:
+            pass
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import tomllib
 from datetime import UTC, datetime, timedelta
@@ -205,3 +206,34 @@ def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr
     assert form.stdout.endswith("}\n")
     names = ["read", "accepted", "dead_lettered", "duplicates", "pending", "batches", "requests", "retries", "seconds"]
     assert set(names) <= set(form.summary)
+
+
+@pytest.mark.parametrize("is_unbuffered", [False, True])
+def test_the_streams_of_the_process_serve_others_too(shipper: Shipper, is_unbuffered: bool):
+    code = (
+        "import logging, sys; logging.basicConfig(stream=sys.stderr);"
+        "from shipper.cli import prepare_process; prepare_process();"
+        "logging.error('from another library'); print('a part', end=''); print('still there', file=sys.__stderr__)"
+    )
+    environment = shipper.environment() | ({"PYTHONUNBUFFERED": "1"} if is_unbuffered else {})
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert (ended.returncode, ended.stdout) == (0, "a part")
+    assert ended.stderr == "ERROR:root:from another library\nstill there\n"
+
+
+def test_logs_go_on_once_a_full_pipe_is_read_again():
+    code = (
+        "import os, sys; from shipper.telemetry.logs import ForgivingStderr; err = ForgivingStderr();"
+        "os.set_blocking(2, False); [print('x' * 99, file=err, flush=True) for _ in range(2000)];"
+        "print(flush=True); input(); print('read again', file=err, flush=True)"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        process.stdout.readline()
+        room = unread_bytes(process.stderr)
+        assert 0 < room < 200_000, "the pipe was not full"
+        os.read(process.stderr.fileno(), room)
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert process.stderr.read().endswith(b"read again\n")
+    assert process.returncode == 0

@@ -192,6 +192,19 @@ def test_a_stop_drains_and_the_next_run_goes_on(shipper: Shipper, fake: FakeServ
     assert sorted(fake.event_ids()) == sorted(sample.ids * 2), "each of them once"
 
 
+def test_a_stop_while_the_workers_begin_ends_none_of_them(shipper: Shipper, fake: FakeService, sample: Sample):
+    shipper.target = fake.target
+    running = shipper.start("backfill", sample.path, "--workers", "2", "--summary", "json")
+    running.wait_until(lambda: len(workers_of(running)) == 2, "both are started")
+    assert fake.requests == 0
+    running.process.send_signal(signal.SIGTERM)
+    result = running.finish(limit_s=60)
+    assert (result.returncode, result.summary["outcome"]) in {(4, "drained"), (0, "finished")}
+    assert "drain_started" in result.stderr
+    assert "worker_lost" not in result.stderr
+    assert len(fake.event_ids()) == result.summary["accepted"]
+
+
 def test_a_service_that_stays_away_is_given_up(shipper: Shipper, fake: FakeService, sample: Sample):
     shipper.target = fake.target
     fake.default = Reply(status=503)

@@ -127,9 +127,26 @@ def test_a_refused_batch_shows_the_way_and_a_refused_report_is_none(run: Run):
         assert "ok route" in short(batch)
         items = await look(origin.url, asks=True, probe=report)
         assert short(items)[-2:] == ["fail service", "note clock"]
-        assert items[-2].what == "the service refuses GET /report/7 (HTTP 400); or there is no account 7"
+        assert items[-2].what == "the service refuses GET /report/7 (HTTP 400)"
 
     with Origin(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 2\r\n\r\n{}") as origin:
+        run(main)
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "what"),
+    [
+        ("204 No Content", ["fail service"], "GET /report/7: the service answered 204 instead of a report"),
+        ("403 Forbidden", ["ok route", "ok key", "fail permission"], "GET /report/7 leads to the service (HTTP 403)"),
+    ],
+)
+def test_only_a_report_that_came_was_read(run: Run, status: str, steps: list[str], what: str):
+    async def main() -> None:
+        items = await look(origin.url, asks=True, probe=Probe("GET", "/report/7", remark="a report was read"))
+        assert short(items)[4:-1] == steps
+        assert items[4].what == what
+
+    with Origin(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()) as origin:
         run(main)
 
 

@@ -192,8 +192,10 @@ class Lane:
         assert self.running is not None
         assert self._process is not None
         result = self.running.finish(limit_s=_END_LIMIT_S)
-        is_whole = result.returncode in self.good_ends or (result.summary and not result.summary["pending"])
-        self._process.is_dirty = not is_whole
+        summary = result.summary
+        # One whose time to drain was over has left what it was about, and workers may not have told of all of it.
+        is_drained = summary and not summary["pending"] and summary["outcome"] != "aborted"
+        self._process.is_dirty = not (result.returncode in self.good_ends or is_drained)
         _clear_up()
         self.running = None
         self.after_end(result, self._process)

@@ -38,6 +38,14 @@ _DAY_S = 86_400.0
 def selection_of(
     reason: str = "", since: str = "", path: str = "", delivery: str = "", older_than: float | None = None
 ) -> Selection:
+    """
+    Take the filters as they were written; without any, it is all of them.
+
+    Args:
+        older_than: Days.
+    Raises:
+        typer.BadParameter: One of them cannot be understood.
+    """
     from shipper.state.letters import Selection
 
     if delivery and delivery not in get_args(DeliveryClass):
@@ -79,10 +87,12 @@ def opened(settings: Settings) -> Iterator[Letters | None]:
 
 
 def none_found(selection: Selection) -> str:
+    """Say that there are none, of all or of those that were asked for."""
     return "no dead letters" if selection == selection_of() else "no dead letters match"
 
 
 def by_rule(counts: Mapping[str, int]) -> str:
+    """Put the counts of `Letters.count_by_rule` on one line."""
     return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
 
 
