@@ -30,7 +30,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
 from tests.report_service import answer, cut_off
-from tests.stage.servers import Listener, Origin, Proxy, stall
+from tests.stage.servers import REPORTED, Listener, Origin, Proxy, stall
 from tests.stage.servers import Reply as Told
 
 WRONG = "c0ffee.wrong.secret"
@@ -383,7 +383,7 @@ def test_a_certificate_is_told_with_its_names_its_authority_and_its_end(
     shipper: Shipper, authority: trustme.CA, trusting: dict[str, object]
 ):
     far, near = (context_of(authority, "127.0.0.1", "intake.example.com", days=days) for days in (90.5, 20.5))
-    with Origin(context=far) as intake, Origin(context=near) as report:
+    with Origin(context=far) as intake, Origin(REPORTED, context=near) as report:
         shipper.target = Target(intake.url, *KEYS)
         checked = online(shipper, "--account", "1001", settings={**report_at(report.url), **trusting})
     assert checked.code == 0
@@ -467,7 +467,7 @@ def test_a_proxy_is_a_step_of_its_own(shipper: Shipper, authority: trustme.CA, t
         return online(shipper, "--account", "1001", settings=settings, env={"PROXY": password})
 
     sections = ("intake", "report")
-    with Origin() as plain, Origin(context=context_of(authority, "127.0.0.1")) as encrypted:
+    with Origin() as plain, Origin(REPORTED, context=context_of(authority, "127.0.0.1")) as encrypted:
         shipper.target = Target(plain.url, *KEYS)
         settings = {**report_at(encrypted.url), **trusting}
         with Proxy(user="the-proxy-user", password="PROXYPASSWORD") as proxy:

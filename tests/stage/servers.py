@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 Reply = bytes | Callable[[socket.socket], None]
 
+REPORTED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 ACCEPTED = b"HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 
 
