@@ -21,7 +21,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import DeliveryGaveUpError
+from shipper.errors import DeliveryGaveUpError, StateError
 from shipper.records import Backlog, Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
@@ -169,7 +169,10 @@ class Spool:
             except OSError as error:
                 # What was written and could not be forced to disk may be gone: there is nothing to try again.
                 if error.errno not in _FULL_DISK or not self._segments.unwritten:
-                    raise
+                    raise StateError(
+                        f"the spool {self._directory} cannot be written ({error.strerror}); what is in it is sent by "
+                        "the next start, what was read last may be lost; look after the disk"
+                    ) from error
                 self._tell_full(str(error))
                 await anyio.sleep(_FULL_DISK_PAUSE_S)
             else:

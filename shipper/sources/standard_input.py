@@ -79,7 +79,7 @@ class StandardInput:
         with suppress(OSError):
             segments.append(self._incoming.take_rest())
         if segments.unwritten:
-            log.error("spool_unwritten", lost_bytes=len(segments.unwritten), reason="the disk is full")
+            log.error("spool_unwritten", lost_bytes=len(segments.unwritten), reason="the disk takes no more")
 
 
 def _widen_pipe(descriptor: int) -> None:

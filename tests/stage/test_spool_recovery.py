@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from shipper.errors import StateError
 from shipper.records import Chunk, Stream
 from shipper.sources import spool as spool_module
 from shipper.sources.spool import Spool
@@ -140,7 +141,9 @@ async def test_another_fault_of_the_disk_is_not_waited_out(
     monkeypatch.setattr(os, "write", write)
     with pytest.raises(ExceptionGroup) as caught:
         await bench.ship(bench.spool(source))
-    assert caught.group_contains(OSError, match="Input/output error")
+    assert caught.group_contains(
+        StateError, match=rf"the spool {bench.directory} cannot be written \(Input/output error"
+    )
 
 
 async def test_a_full_spool_goes_on_when_the_last_chunk_of_a_segment_is_settled_at_once(bench: Bench):
