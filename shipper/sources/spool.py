@@ -170,8 +170,8 @@ class Spool:
                 # What was written and could not be forced to disk may be gone: there is nothing to try again.
                 if error.errno not in _FULL_DISK or not self._segments.unwritten:
                     raise StateError(
-                        f"the spool {self._directory} cannot be written ({error.strerror}); what is in it is sent by "
-                        "the next start, what was read last may be lost; look after the disk"
+                        f"the spool {self._directory} cannot be written ({error.strerror}); put that right and start "
+                        "again: what was kept is still there"
                     ) from error
                 self._tell_full(str(error))
                 await anyio.sleep(_FULL_DISK_PAUSE_S)

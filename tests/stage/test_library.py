@@ -627,7 +627,7 @@ def test_a_disk_that_cannot_be_written_comes_out_of_send(bench: Bench, run: Run,
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     async def main() -> None:
-        with pytest.raises(StateError, match=r"state cannot be used \(Input/output error\)"):
+        with pytest.raises(StateError, match=r"spool cannot be written \(Input/output error\)"):
             async with bench.shipper() as shipper:
                 monkeypatch.setattr(os, "write", write)
                 await shipper.send(record(0))

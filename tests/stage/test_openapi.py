@@ -222,7 +222,7 @@ def test_other_answers_to_the_same_batches_are_documented_too(thorough_run, shap
 def test_limits_are_answered_as_documented(limit, status, form):
     options = SandboxOptions(port=0, retry_after=form, **{limit: CallLimit(3, 60)})
     with SandboxThread(options, clock=lambda: NOW) as sandbox:
-        run = drive(sandbox, examples=3)
+        run = drive(sandbox, examples=10)
     assert not run.failures, "\n".join(run.failures)
     for method in ("POST", "GET"):
         answers = [each.response for each in run.exchanges if each.case.method == method]
@@ -232,7 +232,7 @@ def test_limits_are_answered_as_documented(limit, status, form):
 def test_an_answer_that_is_not_documented_is_noticed():
     script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
     with SandboxThread(script=script, clock=lambda: NOW) as sandbox:
-        run = drive(sandbox, examples=3)
+        run = drive(sandbox, examples=10)
     for method in ("POST", "GET"):
         assert any(text.startswith(method) and "status_code_conformance" in text for text in run.failures)
 
