@@ -35,16 +35,15 @@ class BackfillLane(Lane):
         return {**super().settings(), "input.on_complete": self._completion}
 
     @property
-    def _is_shared(self) -> bool:
-        """Whether this run is shared out among processes."""
+    def is_shared(self) -> bool:
         return self._has_workers and self._starts % 2 == 0
 
     def environment(self) -> dict[str, str]:
         # A process that has threads cannot start another one under libfaketime: that may hold its lock for ever.
-        return {} if self._is_shared else super().environment()
+        return {} if self.is_shared else super().environment()
 
     def arguments(self) -> Sequence[str | Path]:
-        workers = ["--workers", "2"] if self._is_shared else []
+        workers = ["--workers", "2"] if self.is_shared else []
         return ["backfill", self._folder, "--summary", "json", "--listen", "127.0.0.1:0", *workers]
 
     def produce(self) -> None:

@@ -163,6 +163,11 @@ class Lane:
     def options(self) -> dict[str, Any]:
         return {}
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether its process shares the work with others."""
+        return False
+
     def start(self) -> None:
         self._starts += 1
         process = Process(f"{self.name}-{self._starts}", self._starts, met_full_disk=self._is_disk_full)
@@ -193,8 +198,9 @@ class Lane:
         assert self._process is not None
         result = self.running.finish(limit_s=_END_LIMIT_S)
         summary = result.summary
-        # One whose time to drain was over has left what it was about, and workers may not have told of all of it.
-        is_drained = summary and not summary["pending"] and summary["outcome"] != "aborted"
+        # Workers may not have told of all that they were about when the time to drain was over.
+        is_told = not self.is_shared or (summary and summary["outcome"] != "aborted")
+        is_drained = summary and not summary["pending"] and is_told
         self._process.is_dirty = not (result.returncode in self.good_ends or is_drained)
         _clear_up()
         self.running = None
