@@ -106,6 +106,10 @@ def told(logs: list[Any], event: str) -> list[Any]:
     return [entry for entry in logs if entry["event"] == event]
 
 
+def is_paused(logs: list[Any]) -> bool:
+    return len(told(logs, "delivery_paused")) > len(told(logs, "delivery_resumed"))
+
+
 def holds(summary: Summary) -> bool:
     return summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
 
@@ -128,21 +132,23 @@ async def test_reading_stops_when_the_quota_is_reached_and_goes_on_when_there_is
     with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            for purged in range(1, 4):
-                await until(lambda purged=purged: len(told(logs, "delivery_paused")) == purged)
+            other = Store(tmp_path)  # as another process would
+            for _ in range(3):
+                # What settled while a slow save ran may need all the room of a purge: the pause then goes on.
+                await until(lambda: is_paused(logs) and len(other.letters.ids(EVERYTHING)) == 3)
                 sent = -1
                 while sent != (sent := source.sent):
                     await anyio.sleep(0.05)
                 assert source.sent < 50, "reading went on"
                 assert not summaries
+                pauses = len(told(logs, "delivery_paused"))
                 await anyio.sleep(0.3)
-                assert len(told(logs, "delivery_paused")) == purged, "told once"
-                other = Store(tmp_path)  # as another process would
+                assert len(told(logs, "delivery_paused")) == pauses, "told once"
                 assert other.purge(other.letters.ids(EVERYTHING)) == 3
-                other.close()
+            other.close()
     (summary,) = summaries
     assert (summary.outcome, summary.dead_lettered, summary.accepted, summary.pending) == ("finished", 10, 100, 0)
-    assert len(told(logs, "delivery_resumed")) == 3
+    assert 1 <= len(told(logs, "delivery_paused")) == len(told(logs, "delivery_resumed")) <= 3
     assert told(logs, "delivery_paused")[0]["reason"] == "dead_letters_full"
     assert "state.dead_letter_max_bytes" in told(logs, "delivery_paused")[0]["message"]
     assert len(store.letters.ids(EVERYTHING)) == 1
