@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from shipper.cli.app import app
+from shipper.cli.app import command_line
 from shipper.cli.report.options import selected
 from shipper.errors import ShipperError, SourceError
 
@@ -49,7 +49,7 @@ def test_what_makes_no_sense_is_refused(
 ):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHIPPER_CONFIG", "/there/is/no/such/file")  # it would be told if it was looked for
-    result = CliRunner().invoke(app, ["report", *arguments])
+    result = CliRunner().invoke(command_line(), ["report", *arguments])
     if isinstance(result.exception, ShipperError):
         assert result.exception.exit_code == 2
         assert words in str(result.exception)
@@ -59,11 +59,11 @@ def test_what_makes_no_sense_is_refused(
 
 
 def test_help_of_the_plain_form_names_the_verbs():
-    text = CliRunner().invoke(app, ["report", "-h"], prog_name="shipper").stdout
+    text = CliRunner().invoke(command_line(), ["report", "-h"], prog_name="shipper").stdout
     assert text.startswith("Usage: shipper report [OPTIONS] [ACCOUNT] START END\n")
     for verb in ("fetch", "history", "diff", "watch"):
         assert f"`{verb}`" in text or f"`shipper report {verb}`" in text
-        help_of_verb = CliRunner().invoke(app, ["report", verb, "--help"], prog_name="shipper").stdout
+        help_of_verb = CliRunner().invoke(command_line(), ["report", verb, "--help"], prog_name="shipper").stdout
         assert help_of_verb.startswith(f"Usage: shipper report {verb} [OPTIONS]")
         assert "Example: shipper report" in help_of_verb
 
