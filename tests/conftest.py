@@ -11,7 +11,7 @@ from hypothesis import settings
 settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("shipper")
 
-_LONG = {"test_torture.py", "test_soak.py", "test_log_volume.py", "test_openapi.py"}
+_LONG = {"test_soak.py", "test_log_volume.py", "test_openapi.py"}
 
 SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
 os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out the tests
