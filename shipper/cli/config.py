@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, SetOption
+from shipper.cli.common import ConfigOption, SetOption, reader_may_leave
 from shipper.config import Settings, load_written, settings_from
 from shipper.errors import ConfigError
 from shipper.secrets import MASK, LiteralSecret, SecretReference
@@ -48,7 +48,8 @@ def init(
     """
     text = commented_settings()
     if str(path) == "-":
-        sys.stdout.write(text)
+        with reader_may_leave():
+            sys.stdout.write(text)
         return
     _write_private(path, text, replace=force)
     print(f"wrote {path}; next: fill in [intake], then look at it with: shipper config show", file=sys.stderr)
@@ -75,7 +76,8 @@ def schema() -> None:
 
     Example: shipper config schema > shipper.schema.json
     """
-    print(json.dumps(json_schema(Settings), indent=2))
+    with reader_may_leave():
+        print(json.dumps(json_schema(Settings), indent=2))
 
 
 config_app = typer.Typer(name="config", help="Write and look at settings.", no_args_is_help=True, rich_markup_mode=None)

@@ -84,16 +84,10 @@ def read_rows(settings: Settings, only: DateRange | None) -> list[LedgerRow]:
         StateError: The state cannot be read.
     """
     from shipper.state.ledger import read_ledger
-    from shipper.state.schema import open_for_reading
     from shipper.state.store import bring_state_up_to_date
 
     directory = settings.state.directory
-    if (directory / "state.db").exists():
-        db = open_for_reading(directory)
-        if db is None:
-            bring_state_up_to_date(directory)
-        else:
-            db.close()
+    bring_state_up_to_date(directory)
     if only is None:
         return read_ledger(directory)
     try:

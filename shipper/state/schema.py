@@ -6,7 +6,7 @@ import errno
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -208,10 +208,10 @@ def is_current(db: sqlite3.Connection) -> bool:
     Raises:
         sqlite3.DatabaseError: It is a foreign database, or one of a newer version.
     """
-    tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
+    has_tables = _has_tables(db)
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
-    if tables and application_id != _APPLICATION_ID:
+    if has_tables and application_id != _APPLICATION_ID:
         raise sqlite3.DatabaseError("it was not written by shipper")
     if version < 0:
         raise sqlite3.DatabaseError(f"its schema is {version}, which there never was")
@@ -219,7 +219,7 @@ def is_current(db: sqlite3.Connection) -> bool:
         raise sqlite3.DatabaseError(
             f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
         )
-    return bool(tables) and version == SCHEMA_VERSION
+    return has_tables and version == SCHEMA_VERSION
 
 
 def open_for_reading(directory: Path) -> sqlite3.Connection | None:
@@ -232,20 +232,44 @@ def open_for_reading(directory: Path) -> sqlite3.Connection | None:
         StateError: It is foreign, damaged, or was written by a newer version.
     """
     path = directory / "state.db"
-    with understood(path):
-        if path.is_symlink():
-            raise sqlite3.DatabaseError("it is a symbolic link")
-        if not path.exists():
+    with understood(path), ExitStack() as opened:
+        db = _open_read_only(path)
+        if db is None:
             return None
-        db = sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
-        try:
-            if is_current(db):
-                return db
-        except BaseException:
-            db.close()
-            raise
-        db.close()
+        opened.enter_context(closing(db))
+        if not is_current(db):
+            return None
+        opened.pop_all()  # it stays open
+        return db
+
+
+def is_outdated(directory: Path) -> bool:
+    """
+    Tell whether the tables of a state directory are to be brought up to date; False if there are none yet.
+
+    Raises:
+        StateError: As for `open_for_reading`.
+    """
+    path = directory / "state.db"
+    with understood(path):
+        db = _open_read_only(path)
+        if db is None:
+            return False
+        with closing(db):
+            # In this order: all tables of a new state come in one transaction.
+            return _has_tables(db) and not is_current(db)
+
+
+def _open_read_only(path: Path) -> sqlite3.Connection | None:
+    if path.is_symlink():
+        raise sqlite3.DatabaseError("it is a symbolic link")
+    if not path.exists():
         return None
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
+
+
+def _has_tables(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
 def bring_up_to_date(db: sqlite3.Connection) -> None:

@@ -29,6 +29,7 @@ from shipper.state.schema import (
     bring_up_to_date,
     consumer_id_of,
     is_current,
+    is_outdated,
     open_for_reading,
     understood,
 )
@@ -313,9 +314,10 @@ class Store:
 
 
 def bring_state_up_to_date(directory: Path) -> None:
-    """Make the tables of this version of those of an earlier one; errors as for `Store` and its lock."""
-    with locked_directory(directory):
-        Store(directory).close()
+    """Make the tables of this version of those of an earlier one, if there are any; errors as `Store` and its lock."""
+    if is_outdated(directory):
+        with locked_directory(directory):
+            Store(directory).close()
 
 
 def _letter_bytes(rejection: Rejection) -> int:

@@ -17,9 +17,11 @@ from typing import Any
 import pytest
 
 from shipper.cli.status.units import size
+from shipper.state.directory import locked_directory
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Result, Running, Service, Shipper
+from tests.e2e.driver import SHIPPER, Running, Service, Shipper
 from tests.e2e.files import QUICK, Tail
+from tests.in_process import run
 from tests.older_state import BACK_TO_4
 
 FORBIDDEN = {"effect": "status", "status": 403}
@@ -36,15 +38,16 @@ def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
     return Tail(shipper, service, sample)
 
 
-def ask(shipper: Shipper, *arguments: str, code: int = 0, **settings: str) -> str:
+def ask(shipper: Shipper, *arguments: str, code: int = 0, is_process: bool = False, **settings: str) -> str:
     """Run `shipper status` and give what it prints; nothing is to be said on stderr."""
-    result: Result = shipper.run("status", *arguments, settings=settings)
+    command = ["status", *arguments]
+    result = shipper.run(*command, settings=settings) if is_process else run(shipper, *command, settings=settings)
     assert (result.returncode, result.stderr) == (code, ""), result.stdout
     return result.stdout
 
 
 def is_delivered(shipper: Shipper, until: str, **settings: str) -> bool:
-    result = shipper.run("status", "--until", until, settings=settings)
+    result = run(shipper, "status", "--until", until, settings=settings)
     assert result.returncode in {0, 4}, result.stderr
     assert result.stdout.startswith("yes: " if result.returncode == 0 else "no: ")
     return result.returncode == 0
@@ -86,10 +89,18 @@ def test_where_nothing_is_there_is_nothing_to_tell_and_nothing_is_made(shipper: 
     assert not shipper.state.exists()
 
 
+def test_a_state_that_a_starting_shipper_is_about_to_make_is_none_yet(shipper: Shipper):
+    with locked_directory(shipper.state) as directory:
+        sqlite3.connect(directory / "state.db").close()
+        assert "there is no state yet" in run(shipper, "status", check=False).stdout
+        for command in (["ledger"], ["dead-letters", "list"]):
+            assert run(shipper, *command, check=False).returncode == 0
+
+
 def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tail, shipper: Shipper):
     tail.append(0, 100)
     before = now_iso()
-    assert shipper.backfill(tail.file).returncode == 0
+    assert run(shipper, "backfill", tail.file).returncode == 0
     first, *others = ask(shipper).splitlines()
     assert first.startswith("no shipper is running; the last one (backfill) ended ")
     assert "ago: finished" in first
@@ -103,13 +114,13 @@ def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tai
     assert str(tail.file) in text
     assert f"  {size(grown)}  " in text
     assert is_delivered(shipper, before)
-    assert shipper.backfill(tail.file).returncode == 0
+    assert run(shipper, "backfill", tail.file).returncode == 0
     assert is_delivered(shipper, "now")
 
 
 def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_is_told(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
-    assert shipper.backfill(tail.file).returncode == 0
+    assert run(shipper, "backfill", tail.file).returncode == 0
     told = "  only inputs that were read before are known: "
     pattern = json.dumps([f"{tail.folder}/*"])
     assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
@@ -118,7 +129,7 @@ def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_i
     assert answer.startswith("yes: ")
     assert line == f"{told}the settings, of {shipper.config}, name no input.include"
     state = {"state.directory": str(shipper.state)}
-    result = shipper.run("status", "--until", "now", configured=False, settings=state)
+    result = run(shipper, "status", "--until", "now", configured=False, settings=state)
     assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and the settings name no input.include"
     text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
     assert f"{new} (not looked at yet)" in text
@@ -127,20 +138,20 @@ def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_i
 
 def test_the_command_that_is_named_finds_the_same_dead_letters_and_repeats_no_secret(tail: Tail, shipper: Shipper):
     tail.file.write_bytes(b"no record\n")
-    assert shipper.backfill(tail.file).returncode == 3
+    assert run(shipper, "backfill", tail.file).returncode == 3
     given = {"state.directory": str(shipper.state), "intake.base_url": "http://127.0.0.1:9", "intake.token": "hush"}
-    result = shipper.run("status", configured=False, settings=given)
+    result = run(shipper, "status", configured=False, settings=given)
     (line,) = [each for each in result.stdout.splitlines() if each.startswith("dead letters: 1 kept")]
     command = line.partition("look at them with: ")[2]
     assert command == f"shipper dead-letters list --set state.directory={shipper.state}"
     assert f"list --config {shipper.config}" in ask(shipper)
-    listed = shipper.run(*shlex.split(command)[1:], configured=False)
+    listed = run(shipper, *shlex.split(command)[1:], configured=False)
     assert (listed.returncode, str(tail.file) in listed.stdout) == (0, True)
 
 
 def test_a_time_that_is_none_is_refused_and_so_is_asking_once_again_and_again(shipper: Shipper):
     for arguments in (["--until", "noon"], ["--until", "now", "--watch"], ["--watch", "--interval", "0"]):
-        result = shipper.run("status", *arguments)
+        result = run(shipper, "status", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
 
 
@@ -152,14 +163,14 @@ def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
 ):
     before = now_iso()
     running = paused(tail, service, shipper)
-    lines = ask(shipper).splitlines()
+    lines = ask(shipper, is_process=True).splitlines()
     assert lines[0].startswith("paused since ")
     assert "(forbidden): " in lines[0]
     assert lines[1].startswith("  what to do: ")
     assert f"(run, process {running.pid})" in lines[2]
     assert any(line.startswith("records: ") and line.endswith("+ 100 pending") for line in lines)
     assert is_delivered(shipper, before)
-    text = ask(shipper, "--until", "now", code=4)
+    text = ask(shipper, "--until", "now", code=4, is_process=True)
     assert str(tail.file) in text
     assert "(forbidden): " in text
     found = document(shipper)
@@ -195,8 +206,9 @@ def test_yes_is_only_said_once_the_service_holds_everything_that_was_written_by_
     )
     tail.append(0, 10)
     running = tail.start()
+    running.wait_until(lambda: shipper.read_state().read, "there is a state")
     denied = 0
-    for start in range(10, 130, 20):
+    for start in range(10, 90, 20):
         tail.append(start, start + 10)
         until = now_iso()
         tail.append(start + 10, start + 20, f"app.ndjson.{start}")
@@ -204,11 +216,12 @@ def test_yes_is_only_said_once_the_service_holds_everything_that_was_written_by_
         while not is_delivered(shipper, until, **{"input.include": json.dumps([f"{tail.folder}/*"])}):
             denied += 1
             assert time.monotonic() < deadline
+            time.sleep(0.03)
         held = set(service.event_ids())
         assert [number for number, each in enumerate(tail.ids(start + 10)) if each not in held] == []
     assert denied, "every answer was yes at once"
     assert running.stop().returncode == 0
-    service.assert_holds_exactly(tail.ids(130))
+    service.assert_holds_exactly(tail.ids(90))
 
 
 def test_what_a_pipe_has_read_and_not_delivered_stands_in_the_way(service: Service, shipper: Shipper, sample: Sample):
@@ -259,7 +272,7 @@ def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, serv
 def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, shipper: Shipper):
     for number in range(25):
         tail.append(number, number + 1, f"app.ndjson.{number}")
-    assert shipper.backfill(tail.folder).returncode == 0
+    assert run(shipper, "backfill", tail.folder).returncode == 0
     found = document(shipper)
     assert set(found) == {"process_id", "delivered_until", "live", "state", "report"}
     assert found["live"]["outcome"] == "finished"
@@ -274,7 +287,7 @@ def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, sh
 
 def test_a_state_of_the_version_before_is_brought_up_to_date_and_told(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
-    assert shipper.backfill(tail.file).returncode == 0
+    assert run(shipper, "backfill", tail.file).returncode == 0
     with closing(sqlite3.connect(shipper.state / "state.db")) as db:
         db.executescript(BACK_TO_4)
     assert "records: 10 read = 10 accepted" in ask(shipper)
@@ -307,22 +320,21 @@ def test_without_a_terminal_it_is_watched_line_by_line(tail: Tail, service: Serv
 
 def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
-    assert shipper.backfill(tail.file).returncode == 0
-    for columns in (60, 200):
-        text = drawn(shipper, columns)
-        assert text.count("no shipper is running") >= 3, columns
-        assert "\x1b[1A" in text, "it goes up, and draws over itself"
-        assert "\x1b[?1049h" not in text, "no other screen"
-        assert "\x1b[2J" not in text, "nothing is wiped"
-        assert "Traceback" not in text
-        assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
+    assert run(shipper, "backfill", tail.file).returncode == 0
+    text = drawn(shipper)
+    assert text.count("no shipper is running") >= 3
+    assert "\x1b[1A" in text, "it goes up, and draws over itself"
+    assert "\x1b[?1049h" not in text, "no other screen"
+    assert "\x1b[2J" not in text, "nothing is wiped"
+    assert "Traceback" not in text
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") > 0, "the cursor is back"
 
 
-def drawn(shipper: Shipper, columns: int) -> str:
-    """Watch in a terminal until it was drawn three times, end it with Ctrl-C, and give all that was drawn."""
+def drawn(shipper: Shipper) -> str:
+    """Watch in a narrow terminal until it was drawn three times, end it with Ctrl-C, and give all that was drawn."""
     primary, secondary = os.openpty()
     command = [SHIPPER, "status", "--watch", "--interval", "0.1", "--config", shipper.config]
-    environment = {**shipper.environment(), "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "24"}
+    environment = {**shipper.environment(), "TERM": "xterm-256color", "COLUMNS": "60", "LINES": "24"}
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=secondary, stderr=secondary, env=environment
     ) as process:

@@ -74,11 +74,8 @@ def opened(settings: Settings) -> Iterator[Letters | None]:
     from shipper.state.letters import open_letters
     from shipper.state.store import bring_state_up_to_date
 
-    directory = settings.state.directory
-    letters = open_letters(directory)
-    if letters is None and (directory / "state.db").exists():
-        bring_state_up_to_date(directory)
-        letters = open_letters(directory)
+    bring_state_up_to_date(settings.state.directory)
+    letters = open_letters(settings.state.directory)
     try:
         yield letters
     finally:

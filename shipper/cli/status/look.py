@@ -116,10 +116,8 @@ def look(settings: Settings, at: float, options: str = "") -> Look:
     process_id, live = holder_of(directory), read_live(directory)
     if process_id is None and live is not None and live.phase != "stopped":
         process_id = holder_of(directory)  # it may have started between the two
+    bring_state_up_to_date(directory)
     overview = look_at(directory, at, _present(settings))
-    if overview is None and (directory / "state.db").exists():
-        bring_state_up_to_date(directory)
-        overview = look_at(directory, at, _present(settings))
     return Look(at=at, process_id=process_id, live=live, overview=overview, options=options)
 
 

@@ -1,0 +1,637 @@
+"""`shipper check`: each setting and each step to the service is named, with what is wrong; nothing is sent in vain."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import httpx
+import pytest
+import trustme
+
+from shipper.sandbox.options import SandboxOptions
+from shipper.sandbox.tokens import TokenIssuer
+from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
+from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
+from tests.in_process import run
+from tests.report_service import answer, cut_off
+from tests.stage.servers import REPORTED, Listener, Origin, Proxy, stall
+from tests.stage.servers import Reply as Told
+
+WRONG = "c0ffee.wrong.secret"
+KEYS = ("fake-subscription-key", "fake-token")
+SECRETS = ["PROXYPASSWORD", "sandbox-client-secret", "sandbox-secondary-key", WRONG]
+GOOD = {"dns": "ok", "connect": "ok", "tls": "ok", "credentials": "ok", "route": "ok", "key": "ok", "token": "ok"}
+EMPTY_BATCH = b'{"EventType":"Acquisition","events":[]}'
+
+
+@dataclass
+class Checked:
+    """What was found out, and the exit code."""
+
+    code: int
+    items: list[dict[str, str]]
+
+    def results(self, section: str = "intake") -> dict[str, str]:
+        """The steps to an endpoint, without the clock."""
+        prefix = f"{section}:"
+        found = [(item["name"].removeprefix(prefix), item["result"]) for item in self.items if prefix in item["name"]]
+        assert len(found) == len(dict(found)), found
+        return {step: result for step, result in found if step != "clock"}
+
+    def what(self, name: str, result: str = "") -> str:
+        """What is said of one thing."""
+        (what,) = (i["what"] for i in self.items if i["name"] == name and result in {"", i["result"]})
+        return what
+
+    def failed(self) -> list[str]:
+        return [item["name"] for item in self.items if item["result"] == "fail"]
+
+
+@pytest.fixture(scope="module")
+def _sandbox() -> Iterator[Service]:
+    with sandbox() as service:
+        yield service
+
+
+@pytest.fixture
+def service(_sandbox: Service) -> Service:
+    """The sandbox, empty."""
+    _sandbox.reset()
+    return _sandbox
+
+
+@pytest.fixture
+def shipper(_sandbox: Service, tmp_path: Path) -> Shipper:
+    """Its target is the sandbox."""
+    return Shipper(tmp_path / "shipper", _sandbox.target)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeService]:
+    with FakeService() as fake:
+        yield fake
+
+
+def assert_no_secret(shipper: Shipper, result: Result) -> None:
+    secrets = [*SECRETS, shipper.target.subscription_key, shipper.target.token]
+    assert not [secret for secret in secrets if secret in result.stdout + result.stderr]
+
+
+def check(shipper: Shipper, *arguments: str, **options: Any) -> Checked:
+    result = run(shipper, "check", "--json", *arguments, **options)
+    assert_no_secret(shipper, result)
+    assert result.stderr == ""
+    document = json.loads(result.stdout)
+    assert document["exit_code"] == result.returncode
+    assert {item["result"] for item in document["items"]} <= {"ok", "note", "fail"}
+    return Checked(result.returncode, document["items"])
+
+
+def online(shipper: Shipper, *arguments: str, **options: Any) -> Checked:
+    return check(shipper, "--online", *arguments, **options)
+
+
+def report_at(url: str) -> dict[str, object]:
+    """Settings of a second endpoint, which is looked at by the same start; it has the secrets of the first one."""
+    keys = {"report.subscription_key.env": "INTAKE_KEY", "report.token.env": "INTAKE_TOKEN"}
+    return {"report.base_url": url, **keys}
+
+
+# The good case --------------------------------------------------------------------------------------------------------
+
+
+def test_a_good_setting_up_is_good_in_every_step_and_nothing_is_written(shipper: Shipper, service: Service):
+    shipper.target = shipper.target._replace(base_url=shipper.target.base_url.replace("127.0.0.1", "localhost"))
+    checked = online(shipper)
+    assert (checked.code, checked.failed(), checked.results()) == (0, [], GOOD)
+    assert "the batch was empty, so that nothing was written" in checked.what("intake:route")
+    assert "environment variable INTAKE_TOKEN; it expires in 29 days" in checked.what("intake:credentials")
+    assert "no more than 2 s" in checked.what("intake:clock", "ok")
+    assert re.search(r"localhost is .*\b127\.0\.0\.1\b", checked.what("intake:dns"))
+    assert re.search(r"IPv4 in \d+ ms", checked.what("intake:connect"))
+    assert (service.counts()["requests"], service.counts()["events_received"]) == (1, 0)
+    assert not shipper.state.exists()
+
+
+def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
+    checked = check(shipper)
+    assert (checked.code, checked.results()) == (0, {})
+    assert "environment variable INTAKE_KEY" in checked.what("intake.subscription_key", "ok")
+    assert "INTAKE_TOKEN; it expires in 29 days" in checked.what("intake.token", "ok")
+    assert str(shipper.config) in checked.what("configuration", "ok")
+    assert "2 from the environment" in checked.what("configuration")
+    assert service.counts()["requests"] == 0
+    assert not shipper.state.exists()
+
+
+# What the service answers ---------------------------------------------------------------------------------------------
+
+QUOTING = b'{"message":"fake-token fake-subscription-key"}'
+NO_KEY = b'{"message":"Access denied due to invalid subscription key. It is fake-subscription-key."}'
+WAIT = {"Retry-After": "7"}
+UP_TO_SERVICE = {"dns": "ok", "connect": "ok", "tls": "ok", "credentials": "ok"}
+
+
+class Case(NamedTuple):
+    """
+    An answer and what is told of it.
+
+    Attributes:
+        words: Of the last step that is not well, or of the route.
+    """
+
+    reply: Reply | Told
+    verdict: dict[str, str]
+    words: str = ""
+
+    @property
+    def name(self) -> str:
+        if isinstance(self.reply, Reply):
+            return f"{self.reply.status}{self.reply.fault}"
+        return self.reply[9:12].decode() if isinstance(self.reply, bytes) else "cut_off"
+
+
+INTAKE = [
+    *(Case(Reply(status=status, body=QUOTING), GOOD) for status in (200, 400, 409, 413, 415, 422)),
+    Case(Reply(status=401, body=NO_KEY), {"key": "fail"}, "intake.subscription_key (HTTP 401"),
+    Case(Reply(status=401, body=QUOTING), {"token": "fail"}, "intake.token (HTTP 401"),
+    Case(Reply(status=403), {"route": "ok", "key": "ok", "permission": "fail"}, "allowed to do (HTTP 403)"),
+    Case(Reply(status=403, headers=WAIT), {"key": "ok", "service": "note"}, "asks for a wait of 7 s"),
+    Case(Reply(status=429, headers=WAIT), {"key": "ok", "service": "note"}, "asks for a wait of 7 s"),
+    Case(Reply(status=404), {"route": "fail"}, "check intake.base_url"),
+    Case(WEB_PAGE, {"route": "fail"}, "a web page answered"),
+    Case(Reply(status=500, body=QUOTING), {"service": "fail"}, "500"),
+    Case(RESET, {"service": "fail"}, "no answer from"),
+    Case(HANG, {"service": "fail"}, "within 0.3 s; see delivery.read_timeout_seconds"),
+]
+REPORT = [
+    *(Case(answer(status), {"route": "fail"}, "check report.base_url") for status in (302, 405)),
+    Case(answer(429, QUOTING), {"key": "ok", "service": "note"}, "fewer requests (HTTP 429)"),
+    *(Case(answer(status, QUOTING), {"service": "fail"}, f"{status}") for status in (408, 418, 501, 503)),
+    Case(cut_off, {"service": "fail"}, "no answer from"),
+]
+
+
+@pytest.mark.parametrize(
+    ("intake", "report"),
+    list(zip_longest(INTAKE, REPORT)),
+    ids=lambda case: case.name if case else "",
+)
+def test_each_answer_is_told_of_what_it_is_about(
+    shipper: Shipper, fake: FakeService, intake: Case, report: Case | None
+):
+    """Of two endpoints at once, where there are two answers."""
+    shipper.target = fake.target
+    fake.default = intake.reply
+    settings = {"delivery.read_timeout_seconds": 0.3} if intake.reply is HANG else {}
+    with Origin(*([report.reply] if report else ())) as origin:
+        if report:
+            settings |= report_at(origin.url)
+        checked = online(shipper, "--account", "1001", settings=settings)
+    wanted = {"intake": intake, **({"report": report} if report else {})}
+    assert {section: checked.results(section) for section in wanted} == {
+        section: UP_TO_SERVICE | case.verdict for section, case in wanted.items()
+    }
+    assert checked.code == (4 if any("fail" in case.verdict.values() for case in wanted.values()) else 0)
+    for section, case in wanted.items():
+        name = next((name for name in reversed(case.verdict) if case.verdict[name] != "ok"), "route")
+        assert case.words in checked.what(f"{section}:{name}")
+    assert fake.bodies == [EMPTY_BATCH]
+    assert len(origin.requests) == (1 if report else 0)
+
+
+def test_compression_that_is_refused_is_a_remark(shipper: Shipper, service: Service):
+    checked = online(shipper, settings={"delivery.compression": "gzip"})
+    assert (checked.code, checked.results()) == (0, {**GOOD, "compression": "note"})
+    assert "delivery.compression" in checked.what("intake:compression")
+
+
+def test_a_wrong_secret_is_told_from_the_other_one(shipper: Shipper, service: Service):
+    wrong = {"intake.subscription_key.env": "WRONG", "report.token.env": "WRONG"}
+    settings = {**report_at(service.target.base_url), **wrong}
+    checked = online(shipper, "--account", "1001", settings=settings, env={"WRONG": WRONG})
+    assert checked.code == 4
+    for section, step, key in (("intake", "key", "subscription_key"), ("report", "token", "token")):
+        assert checked.results(section) == {**UP_TO_SERVICE, step: "fail"}
+        assert f"check {section}.{key}" in checked.what(f"{section}:{step}")
+    assert service.counts()["events_received"] == 0
+
+
+@pytest.mark.parametrize("second", ["right", "wrong", "missing"])
+def test_a_second_key_is_tried_and_told_by_itself(shipper: Shipper, service: Service, second: str):
+    shipper.target = shipper.target._replace(subscription_key=WRONG)
+    keys = {"right": {"SECOND": "sandbox-secondary-key"}, "wrong": {"SECOND": f"{WRONG}.2"}, "missing": {}}[second]
+    checked = online(shipper, settings={"intake.subscription_key_secondary.env": "SECOND"}, env=keys)
+    if second == "missing":
+        assert checked.code == 2
+        assert "SECOND is not set" in checked.what("intake.subscription_key_secondary", "fail")
+        return
+    expected = GOOD | {"key": "fail", "second-key": "ok"}
+    if second == "wrong":
+        expected = {**UP_TO_SERVICE, "key": "fail", "second-key": "fail"}
+        assert "check intake.subscription_key_secondary" in checked.what("intake:second-key")
+    assert (checked.code, checked.results()) == (4, expected)
+    assert "check intake.subscription_key (" in checked.what("intake:key")
+    assert (service.counts()["requests"], service.counts()["events_received"]) == (2, 0)
+
+
+def token_of(since_s: float, *, lifetime_s: float) -> str:
+    """A token such as the sandbox gives out, from another moment than now on."""
+    return TokenIssuer(SandboxOptions(), clock=lambda: time.time() + since_s, rng=Random(1)).issue(lifetime_s)
+
+
+def test_an_expired_token_is_told_with_its_age(shipper: Shipper, service: Service):
+    shipper.target = shipper.target._replace(token=token_of(-3 * 86_400 - 120, lifetime_s=60))
+    offline = check(shipper)
+    assert offline.code == 0
+    assert "it has expired 3 days ago" in offline.what("intake.token", "note")
+    checked = online(shipper)
+    assert (checked.code, checked.results()) == (4, {**UP_TO_SERVICE, "credentials": "note", "token": "fail"})
+    assert "it has expired 3 days ago" in checked.what("intake:credentials")
+    assert "it has expired 3 days ago" in checked.what("intake:token")
+
+
+@contextmanager
+def clock_off(service: Service, seconds: float) -> Iterator[None]:
+    """The clock of the sandbox is ahead."""
+    url = f"{service.target.base_url}/_sandbox/clock"
+    httpx.put(url, json={"offset_seconds": seconds}, trust_env=False).raise_for_status()
+    try:
+        yield
+    finally:
+        httpx.put(url, json={"offset_seconds": 0}, trust_env=False).raise_for_status()
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "behind_s", "result", "token"), [(30, 30, "note", "ok"), (3600, 86_400, "fail", "fail")]
+)
+def test_a_clock_that_is_off_is_told(
+    shipper: Shipper, service: Service, ahead_s: float, behind_s: float, result: str, token: str
+):
+    """That of one service is ahead, that of the other one behind: so far that the token is not valid there yet."""
+    shipper.target = shipper.target._replace(token=token_of(-3600, lifetime_s=7200 + 3600))
+    with clock_off(service, ahead_s), sandbox(clock_offset_seconds=-behind_s) as late:
+        checked = online(shipper, "--account", "1001", settings=report_at(late.target.base_url))
+    assert checked.code == (4 if result == "fail" else 0)
+    for section, words in (("intake", "ahead of"), ("report", "behind")):
+        what = checked.what(f"{section}:clock", result)
+        assert f"{words} this machine's" in what
+        assert ("tokens may be refused" in what) is (result == "fail")
+    assert (checked.results()["token"], checked.results("report")["token"]) == ("ok", token)
+    if token == "fail":
+        assert "the clocks may be why" in checked.what("report:token")
+
+
+# The way to the service -----------------------------------------------------------------------------------------------
+
+
+def test_a_service_and_a_name_that_are_not_there_are_told_and_the_token_all_the_same(shipper: Shipper):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        shipper.target = Target(f"http://127.0.0.1:{unused.getsockname()[1]}", *KEYS)
+        checked = online(shipper, settings=report_at("https://report.invalid"))
+    assert (checked.code, checked.results()) == (4, {"dns": "ok", "connect": "fail", "credentials": "ok"})
+    assert "Connection refused; check intake.base_url" in checked.what("intake:connect")
+    assert checked.results("report") == {"dns": "fail", "credentials": "ok"}
+    assert "report.invalid is not found" in checked.what("report:dns")
+    assert "check report.base_url" in checked.what("report:dns")
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def trusting(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    path = tmp_path_factory.mktemp("ca") / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return {"intake.ca_bundle": path, "report.ca_bundle": path}
+
+
+def context_of(authority: trustme.CA, *hosts: str, days: float = 90.5) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    end = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days)
+    authority.issue_cert(*hosts, not_after=end.replace(tzinfo=None)).configure_cert(context)
+    return context
+
+
+def test_a_certificate_is_told_with_its_names_its_authority_and_its_end(
+    shipper: Shipper, authority: trustme.CA, trusting: dict[str, object]
+):
+    far, near = (context_of(authority, "127.0.0.1", "intake.example.com", days=days) for days in (90.5, 20.5))
+    with Origin(context=far) as intake, Origin(REPORTED, context=near) as report:
+        shipper.target = Target(intake.url, *KEYS)
+        checked = online(shipper, "--account", "1001", settings={**report_at(report.url), **trusting})
+    assert checked.code == 0
+    for section, origin, days, result in (("intake", intake, 90, "ok"), ("report", report, 20, "note")):
+        assert checked.results(section) == {**GOOD, "tls": result}
+        what = checked.what(f"{section}:tls")
+        assert what.startswith("TLS 1.3; the certificate is for ")
+        assert "intake.example.com" in what
+        assert f"by trustme v{trustme.__version__}, and expires in {days} days" in what
+        assert len(origin.requests) == 1
+
+
+TLS_FAULTS = {
+    "unknown": "unable to get local issuer certificate; see {}.ca_bundle",
+    "host": "IP address mismatch, certificate is not valid for '127.0.0.1'; check the host in {}.base_url",
+    "expired": "certificate has expired; it has to be renewed there",
+    "1.2": "does not accept this client",
+    "1.3": "see {}.client_certificate",
+}
+
+
+@pytest.mark.parametrize(("intake", "report"), [("unknown", "host"), ("expired", "1.3"), ("1.2", "unknown")])
+def test_what_is_wrong_with_tls_is_named_and_nothing_is_sent(
+    shipper: Shipper, authority: trustme.CA, trusting: dict[str, object], intake: str, report: str
+):
+    """Of two endpoints at once."""
+    with with_fault(authority, intake) as first, with_fault(authority, report) as second:
+        shipper.target = Target(first.url, *KEYS)
+        checked = online(shipper, "--account", "1001", settings={**report_at(second.url), **trusting})
+    assert_tls_fails(checked, [TLS_FAULTS[intake].format("intake"), TLS_FAULTS[report].format("report")])
+    assert first.requests == second.requests == []
+
+
+def with_fault(authority: trustme.CA, fault: str) -> Origin:
+    """A server that nothing can be sent to."""
+    host, days = "127.0.0.2" if fault == "host" else "127.0.0.1", -1 if fault == "expired" else 90
+    context = context_of(trustme.CA() if fault == "unknown" else authority, host, days=days)
+    if fault in {"1.2", "1.3"}:
+        authority.configure_trust(context)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.maximum_version = ssl.TLSVersion.TLSv1_2 if fault == "1.2" else ssl.TLSVersion.TLSv1_3
+    return Origin(context=context)
+
+
+def assert_tls_fails(checked: Checked, words: Sequence[str]) -> None:
+    """And nothing else; the tokens are looked at all the same."""
+    assert checked.code == 4
+    assert checked.failed() == ["intake:tls", "report:tls"]
+    for section, each in zip(("intake", "report"), words, strict=True):
+        assert each in checked.what(f"{section}:tls", "fail")
+        assert checked.what(f"{section}:credentials", "ok")
+
+
+class Greeter(Listener):
+    """Says something, or nothing, and then no more."""
+
+    greeting = b""
+
+    def handle(self, connection: socket.socket) -> None:
+        connection.sendall(self.greeting)
+        stall(connection)
+
+
+class MailServer(Greeter):
+    greeting = b"220 mail.example.com ESMTP\r\n"
+
+
+def test_a_server_that_does_not_speak_tls_is_told(shipper: Shipper):
+    with MailServer() as mail, Greeter() as mute:
+        shipper.target = Target(f"https://127.0.0.1:{mail.port}", *KEYS)
+        settings = {**report_at(f"https://127.0.0.1:{mute.port}"), "delivery.connect_timeout_seconds": 0.3}
+        assert_tls_fails(
+            online(shipper, settings=settings), ["perhaps nothing there speaks TLS", "nothing within 0.3 s"]
+        )
+
+
+def test_a_proxy_is_a_step_of_its_own(shipper: Shipper, authority: trustme.CA, trusting: dict[str, object]):
+    """On the way to a server without TLS, and to one with it."""
+
+    def look(password: str) -> Checked:
+        return online(shipper, "--account", "1001", settings=settings, env={"PROXY": password})
+
+    sections = ("intake", "report")
+    with Origin() as plain, Origin(REPORTED, context=context_of(authority, "127.0.0.1")) as encrypted:
+        shipper.target = Target(plain.url, *KEYS)
+        settings = {**report_at(encrypted.url), **trusting}
+        with Proxy(user="the-proxy-user", password="PROXYPASSWORD") as proxy:
+            for each in sections:
+                user = {f"{each}.proxy_username": "the-proxy-user", f"{each}.proxy_password.env": "PROXY"}
+                settings |= {**user, f"{each}.proxy": proxy.url}
+            checked = look("PROXYPASSWORD")
+            assert (checked.code, [checked.results(each) for each in sections]) == (0, [GOOD, GOOD])
+            for each in sections:
+                assert "the proxy's work" in checked.what(f"{each}:dns")
+                assert f"the proxy {proxy.url} is reachable" in checked.what(f"{each}:connect")
+                assert ("leads on to 127.0.0.1" in checked.what(f"{each}:connect")) is (each == "report")
+            assert (len(plain.requests), len(encrypted.requests)) == (1, 1)
+
+            refused = look("PROXYPASSWORD-2")
+        gone = look("PROXYPASSWORD")
+    assert (refused.code, gone.code) == (4, 4)
+    for each in sections:
+        assert f"the proxy {proxy.url} asks for a user and password" in refused.what(f"{each}:connect", "fail")
+        assert gone.results(each) == {"dns": "ok", "connect": "fail", "credentials": "ok"}
+        assert f"the proxy {proxy.url} cannot be used" in gone.what(f"{each}:connect")
+    assert (len(plain.requests), len(encrypted.requests)) == (1, 1)
+
+
+# Where secrets come from ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def granted(shipper: Shipper, service: Service) -> Shipper:
+    """A shipper that gets its tokens from the sandbox's token endpoint."""
+    shipper.config.write_text(
+        shipper.config.read_text().replace('token = { env = "INTAKE_TOKEN" }\n', "")
+        + "[intake.oauth2]\n"
+        + f'token_url = "{service.target.base_url}/oauth2/v2.0/token"\n'
+        + 'client_id = "sandbox-client"\nscope = "api://shipper-sandbox/.default"\n'
+        + 'client_secret = { env = "CLIENT_SECRET" }\n'
+    )
+    return shipper
+
+
+def test_a_token_endpoint_is_asked(granted: Shipper, service: Service):
+    checked = online(granted, env={"CLIENT_SECRET": "sandbox-client-secret"})
+    assert (checked.code, checked.results()) == (0, GOOD)
+    what = checked.what("intake:credentials")
+    assert f"from the token endpoint {service.target.base_url}/oauth2/v2.0/token; it expires in 59 minutes" in what
+    assert "CLIENT_SECRET" in checked.what("intake.oauth2.client_secret", "ok")
+
+
+def test_a_token_endpoint_that_refuses_is_told_with_the_way_out(granted: Shipper, service: Service):
+    checked = online(granted, env={"CLIENT_SECRET": WRONG})
+    assert (checked.code, checked.results()) == (
+        4,
+        {"dns": "ok", "connect": "ok", "tls": "ok", "credentials": "fail"},
+    )
+    assert "intake.oauth2.client_secret (HTTP 401, invalid_client" in checked.what("intake:credentials")
+    assert service.counts()["requests"] == 0
+
+
+def test_a_token_of_the_endpoint_that_is_refused_is_not_blamed_on_a_setting_that_is_not_there(
+    granted: Shipper, service: Service, fake: FakeService
+):
+    granted.target = fake.target
+    fake.default = Reply(status=401, body=QUOTING)
+    checked = online(granted, env={"CLIENT_SECRET": "sandbox-client-secret"})
+    assert checked.failed() == ["intake:token"]
+    assert "check intake.oauth2, its scope above all" in checked.what("intake:token")
+
+
+def test_secrets_are_looked_at_where_they_are_kept(shipper: Shipper, service: Service):
+    secret = shipper.folder / "token"
+    secret.write_text(f"{shipper.target.token}\n")
+    secret.chmod(0o644)
+    unset = {"intake.subscription_key": '{ env = "NOT_THERE" }'}
+    file = {"intake.token": f'{{ file = "{secret}" }}'}
+    report = report_at(service.target.base_url)
+    del report["report.token.env"]
+    checked = online(shipper, settings={**unset, **file, **report, "report.token": '{ command = ["false"] }'})
+    assert checked.code == 2
+    of_the_intake = ["intake.subscription_key", "intake.token", "intake:credentials"]
+    assert checked.failed() == [*of_the_intake, "report.token", "report:credentials"]
+    assert "NOT_THERE is not set" in checked.what("intake.subscription_key")
+    assert f"chmod 600 {secret}" in checked.what("intake.token")
+    assert "false failed with exit code 1" in checked.what("report.token")
+    assert checked.results()["tls"] == "ok", "the way to the service is looked at all the same"
+    assert service.counts()["requests"] == 0
+
+    secret.chmod(0o600)
+    cat = {"report.token": f'{{ command = ["cat", "{secret}"] }}'}
+    checked = online(shipper, "--account", "1001", settings={**file, **report, **cat})
+    assert (checked.code, checked.results(), checked.results("report")) == (0, GOOD, GOOD)
+    for section, where in (("intake", f"the file {secret}"), ("report", "the program cat")):
+        assert f"from {where}; it expires in 29 days" in checked.what(f"{section}:credentials")
+        assert "it expires in 29 days" in checked.what(f"{section}.token", "ok")
+    checked = online(shipper, settings={"intake.token": shipper.target.token})
+    assert (checked.code, checked.results()) == (0, GOOD)
+    assert "from the settings themselves; it expires in 29 days" in checked.what("intake:credentials")
+    assert "it expires in 29 days" in checked.what("intake.token", "note")
+
+
+def test_certificates_that_cannot_be_used_are_a_wrong_setting(shipper: Shipper):
+    shipper.target = Target("https://127.0.0.1:9", *KEYS)
+    keys = ["intake.ca_bundle", "report.client_certificate"]
+    settings = {**report_at("https://127.0.0.1:9"), **dict.fromkeys(keys, shipper.config)}
+    checked = check(shipper, settings=settings)
+    assert (checked.code, checked.failed()) == (2, keys)
+    assert all(str(shipper.config) in checked.what(key) for key in keys)
+
+
+# The report -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reporting(shipper: Shipper, service: Service) -> Shipper:
+    """A shipper with a report's endpoint, too."""
+    shipper.config.write_text(
+        f'{shipper.config.read_text()}[report]\nbase_url = "{service.target.base_url}"\n'
+        'subscription_key = { env = "INTAKE_KEY" }\ntoken = { env = "INTAKE_TOKEN" }\n'
+    )
+    return shipper
+
+
+def test_a_report_is_asked_for_by_its_account(reporting: Shipper, service: Service):
+    checked = online(reporting, "--account", "1001")
+    assert (checked.code, checked.results(), checked.results("report")) == (0, GOOD, GOOD)
+    day = datetime.datetime.now(datetime.UTC).date() - datetime.timedelta(days=1)
+    assert f"/dpm/v1/dar/1001/{day}/{day}" in checked.what("report:route")
+
+    unknown = online(reporting, "--only", "report", "--account", "77")
+    assert (unknown.code, unknown.results()) == (4, {})
+    assert unknown.results("report") == {**UP_TO_SERVICE, "route": "fail"}
+    assert "or there is no account 77" in unknown.what("report:route")
+    assert not [item for item in unknown.items if item["name"].startswith("intake")]
+
+    nameless = online(reporting, "--only", "report")
+    assert (nameless.code, nameless.results("report")) == (0, {**UP_TO_SERVICE, "route": "note"})
+    assert "--account" in nameless.what("report:route")
+    assert nameless.items[-1]["name"] == "report:route"
+    assert service.counts()["events_received"] == 0
+
+
+def test_only_one_endpoint_is_looked_at_if_that_is_asked_for(reporting: Shipper, shipper: Shipper):
+    checked = online(reporting, "--only", "intake")
+    assert (checked.code, checked.results(), checked.results("report")) == (0, GOOD, {})
+    assert not [item for item in checked.items if item["name"].startswith("report")]
+
+
+def test_a_report_alone_is_enough_and_a_missing_endpoint_that_was_named_is_not(shipper: Shipper, service: Service):
+    text = shipper.config.read_text().replace("[intake]", "[report]")
+    shipper.config.write_text(text.replace("http://127.0.0.1:9", service.target.base_url))
+    options = {"configured": False, "settings": {"state.directory": shipper.state}}
+    checked = check(shipper, "--config", str(shipper.config), **options)
+    assert checked.code == 0
+    assert "nothing can be shipped" in checked.what("intake", "note")
+    checked = check(shipper, "--config", str(shipper.config), "--only", "intake", **options)
+    assert (checked.code, checked.failed()) == (2, ["intake"])
+    result = run(shipper, "check", "--only", "both")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "both" in result.stderr
+
+
+# This machine ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_configuration_is_the_one_thing_told(shipper: Shipper):
+    shipper.config.write_text(shipper.config.read_text() + "[batch]\nmax_event = 5\n")
+    checked = online(shipper)
+    assert (checked.code, checked.failed(), len(checked.items)) == (2, ["configuration"], 1)
+    assert f"{shipper.config}: batch.max_event: there is no such key" in checked.what("configuration")
+
+
+def test_an_endpoint_that_is_not_whole_is_told_and_reached_all_the_same(shipper: Shipper, service: Service):
+    text = shipper.config.read_text()
+    shipper.config.write_text(text.replace('token = { env = "INTAKE_TOKEN" }\n', ""))
+    checked = online(shipper)
+    assert (checked.code, checked.failed()) == (2, ["intake.token"])
+    assert checked.results() == {"dns": "ok", "connect": "ok", "tls": "ok"}
+    shipper.config.write_text(text.partition("[state]")[0].partition("[intake]")[0])
+    nothing = check(shipper, "--config", str(shipper.config), configured=False)
+    assert (nothing.code, nothing.failed()) == (2, ["intake"])
+    assert service.counts()["requests"] == 0
+
+
+def test_a_state_directory_that_cannot_be_used_is_told_and_not_touched(shipper: Shipper):
+    for place in (shipper.config, shipper.config / "below"):
+        checked = check(shipper, settings={"state.directory": place}, check=False)
+        assert (checked.code, checked.failed()) == (2, ["state.directory"])
+        assert str(place) in checked.what("state.directory")
+    shipper.state.mkdir(mode=0o755)
+    shipper.state.chmod(0o755)
+    assert "mode 0755" in check(shipper).what("state.directory", "note")
+    assert shipper.state.stat().st_mode & 0o777 == 0o755
+    assert list(shipper.state.iterdir()) == []
+
+
+def test_a_state_directory_of_somebody_else_is_a_remark(shipper: Shipper):
+    if os.geteuid():
+        pytest.skip("only root can give a directory away")
+    shipper.state.mkdir(mode=0o700)
+    os.chown(shipper.state, 65_534, 65_534)
+    checked = check(shipper)
+    assert checked.code == 0
+    assert "belongs to user 65534 (mode 0700), and this is user 0" in checked.what("state.directory", "note")
+
+
+def test_input_and_disk_are_looked_at(shipper: Shipper):
+    for name in ("a.ndjson", "b.ndjson", "c.log", "c.txt"):
+        (shipper.folder / name).touch()
+    settings = {"input.include": '["*.ndjson", "[a-b].*", "*.log", "none-*"]', "input.exclude": '["b.*"]'}
+    checked = check(shipper, settings=settings)
+    assert checked.code == 0
+    assert "2 files match" in checked.what("input.include", "ok")
+    assert "none-*" in checked.what("input.include", "note")
+    assert "GB free" in checked.what("state.disk", "ok")
+    wide = check(shipper, settings={"spool.max_bytes": 10**18})
+    assert wide.code == 0
+    assert "names no files" in wide.what("input.include", "note")
+    assert "spool.max_bytes" in wide.what("state.disk", "note")
