@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
-from tests.e2e.files import Tail, compress, open_files, told
+from tests.e2e.files import Tail, compress, copytruncate, open_files, told
 
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
@@ -80,113 +80,88 @@ def _write_tree(tail: Tail, name: str, start: int) -> None:
     tail.append(start + 10, start + 20, f"{name}/this.ndjson")
 
 
-def test_an_excluded_file_that_was_read_before_keeps_its_position(tail: Tail):
-    tail.append(0, 10)
-    tail.pass_by("*", 10)
-    tail.append(10, 20)
-    tail.append(20, 30, "other.ndjson")
-    tail.pass_by("*", [*range(10), *range(20, 30)], input__exclude=json.dumps([str(tail.file)]))
-    tail.pass_by("*", 30)
-
-
-def test_changed_globs_keep_the_positions_of_the_files_they_leave_out(tail: Tail):
-    for number, name in enumerate(("a.log", "b.log", "c.log")):
+def test_files_that_are_left_out_for_a_while_keep_their_positions(tail: Tail):
+    """By other globs, or as they are excluded. What comes after a first start from the beginning is read from there."""
+    names = ("a.log", "b.log", "c.log")
+    for number, name in enumerate(names):
         tail.append(number * 10, number * 10 + 10, name)
-    tail.pass_by("a.*", 10)
-    tail.pass_by(["b.*", "c.*"], 30)
-    for number, name in enumerate(("a.log", "b.log", "c.log")):
+    tail.pass_by("*", 30)
+    for number, name in enumerate(names):
         tail.append(30 + number * 10, 40 + number * 10, name)
-    tail.pass_by("c.log", [*range(30), *range(50, 60)])
-    tail.pass_by("[ab].*", 60)
+    excluded = json.dumps([f"{tail.folder}/b.log"])
+    tail.pass_by(["b.*", "c.*"], [*range(30), *range(50, 60)], input__exclude=excluded)
     tail.append(60, 70, "d.log")
-    tail.pass_by("*", 70)
+    tail.pass_by("*", 70, input__start="end")
 
 
 # From where on ----------------------------------------------------------------------------------------------------
 
 
-def test_from_the_end_on_means_what_is_written_after_the_first_start(tail: Tail):
-    """Lines of before are not counted as read. A line that is torn at the start is whole later, and it is read."""
-    tail.append(0, 50)
-    tail.append(50, 60, "app.ndjson.2")
-    with tail.file.open("ab", buffering=0) as writer:
+def test_from_the_end_on_means_what_is_written_after_a_pattern_s_own_first_start(tail: Tail):
+    """
+    Lines of before are not counted as read. A line that is torn at the start is whole later, and it is read.
+
+    With nothing there at its first start, everything comes later. A pattern that was left out for a while is not new.
+    """
+    tail.append(0, 50, "a.1")
+    tail.append(50, 60, "a.2")
+    with (tail.folder / "a.1").open("ab", buffering=0) as writer:
         writer.write(tail.sample.lines[60][:50])
-        running = tail.start(input__start="end")
+        running = tail.start("a.*", input__start="end")
         running.wait_until(lambda: len(told(running, "source_opened")) == 2, "both are open")
         writer.write(tail.sample.lines[60][50:])
-    tail.append(61, 70)
-    tail.append(70, 80, "app.ndjson.2")
-    tail.append(80, 90, "app.ndjson.late")
-    tail.wait(range(60, 90))
-    tail.stop(range(60, 90))
-    tail.append(90, 100)
-    tail.append(100, 110, "app.ndjson.late-while-stopped")
-    tail.start(input__start="end")
-    tail.wait(range(60, 110))
-    tail.stop(range(60, 110))
+    tail.append(61, 70, "a.1")
+    tail.append(70, 80, "a.2")
+    tail.append(80, 90, "a.late")
+    wanted = [*range(60, 90)]
+    tail.wait(wanted)
+    tail.stop(wanted)
+
+    tail.append(90, 100, "a.1")
+    tail.append(100, 110, "a.late-while-left-out")
+    old = tail.append(110, 120, "b.1")
+    running = tail.start(["b.*", "c.*"], input__start="end")
+    running.wait_until(lambda: told(running, "source_opened", old), "a first look")
+    tail.append(120, 130, "b.1")
+    tail.append(130, 140, "b.2")
+    tail.append(140, 150, "c.1")
+    wanted += range(120, 150)
+    tail.wait(wanted)
+    tail.stop(wanted)
+
+    tail.append(150, 160, "b.late-while-stopped")
+    tail.start(["a.*", "b.*"], input__start="end")
+    wanted += [*range(90, 110), *range(150, 160)]
+    tail.wait(wanted)
+    tail.stop(wanted)
 
 
-@pytest.mark.parametrize("rotation", ["", "renamed", "compressed", "copied"])
 def test_from_the_end_on_is_saved_at_once_so_that_nothing_written_while_it_is_down_is_missed(
-    tail: Tail, shipper: Shipper, service: Service, rotation: str
+    tail: Tail, shipper: Shipper, service: Service
 ):
-    """It had nothing to send before it was killed."""
-    tail.append(0, 50)
-    size = tail.file.stat().st_size
-    running = tail.start("app.ndjson", input__start="end")
-    running.wait_until(lambda: [row[3] for row in shipper.read_state().checkpoints] == [size], "the end is saved")
+    """It had nothing to send before it was killed. What becomes of the files then is in their names."""
+    names = ["written", "renamed", "compressed", "copied"]
+    files = [tail.append(number * 100, number * 100 + 50, name) for number, name in enumerate(names)]
+    sizes = sorted(file.stat().st_size for file in files)
+    running = tail.start(names, input__start="end")
+    running.wait_until(
+        lambda: sorted(row[3] for row in shipper.read_state().checkpoints) == sizes, "their ends are saved"
+    )
     running.kill()
     assert service.received == 0
-    tail.append(50, 60)
-    if rotation == "copied":
-        shutil.copy(tail.file, tail.folder / "copy")
-        os.truncate(tail.file, 0)
-    elif rotation:
-        old = tail.file.rename(tail.folder / "old")
-        if rotation == "compressed":
-            compress(old, "gz")
-    tail.append(60, 70)
-    tail.start("app.ndjson", input__start="end")
-    tail.wait(range(50, 70))
-    tail.stop(range(50, 70))
-
-
-def test_from_the_end_on_holds_for_a_pattern_s_own_first_start(tail: Tail):
-    """With nothing there at its first start, everything comes later; a pattern that is new has its own."""
-    probe = tail.append(900, 901, "probe")
-    running = tail.start(["a.*", "probe"], input__start="end")
-    running.wait_until(lambda: told(running, "source_opened", probe), "a first look")
-    tail.append(0, 10, "a.1")
-    tail.wait(10)
-    tail.stop(10)
-    tail.append(10, 20, "a.2")
-    tail.append(20, 30, "b.1")
-    tail.start(["a.*", "b.*"], input__start="end")
-    tail.wait(20)
-    tail.append(30, 40, "b.1")
-    tail.append(40, 50, "b.2")
-    wanted = [*range(20), *range(30, 50)]
+    for number, file in enumerate(files):
+        tail.append(number * 100 + 50, number * 100 + 60, file)
+        if file.name == "copied":
+            copytruncate(file, tail.folder / "copy")
+        elif file.name != "written":
+            old = file.rename(tail.folder / f"{file.name}.old")
+            if file.name == "compressed":
+                compress(old, "gz")
+        tail.append(number * 100 + 60, number * 100 + 70, file)
+    wanted = [number * 100 + line for number in range(len(files)) for line in range(50, 70)]
+    tail.start(names, input__start="end")
     tail.wait(wanted)
     tail.stop(wanted)
-    tail.start("a.*", input__start="end")
-    tail.append(50, 60, "b.1")
-    tail.append(60, 70, "b.3")
-    tail.append(70, 80, "a.3")
-    wanted += range(70, 80)
-    tail.wait(wanted)
-    tail.stop(wanted)
-    wanted += range(50, 70)  # a pattern that was left out for a while is not new
-    tail.start(["b.*"], input__start="end")
-    tail.wait(wanted)
-    tail.stop(wanted)
-
-
-def test_a_first_start_from_the_beginning_is_a_first_start_too(tail: Tail):
-    tail.append(0, 10)
-    tail.pass_by("*", 10)
-    tail.append(10, 20)
-    tail.append(20, 30, "late")
-    tail.pass_by("*", 30, input__start="end")
 
 
 # In which order ---------------------------------------------------------------------------------------------------
@@ -269,11 +244,6 @@ def test_backfill_holds_few_files_open(shipper: Shipper, service: Service, sampl
 # What becomes of them: backfill -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["delete", "move"])
-def on_complete(request: pytest.FixtureRequest, shipper: Shipper) -> dict[str, str]:
-    return completion(shipper, request.param)
-
-
 def completion(shipper: Shipper, how: str, to: Path | None = None) -> dict[str, str]:
     """The settings; the folder is made for both, so that one can look into it."""
     done = to or shipper.folder / "done"
@@ -285,27 +255,71 @@ def _done(shipper: Shipper) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (shipper.folder / "done").iterdir()}
 
 
-def test_backfill_puts_away_what_is_settled_dead_letters_and_duplicates_included(
-    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path], on_complete: dict[str, str]
+def test_backfill_moves_what_is_settled_and_never_over_a_name_that_is_taken(
+    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
 ):
-    paths = [write(f"logs/{number}.ndjson", number * 10, number * 10 + 10) for number in range(3)]
-    with paths[1].open("ab") as out:
+    """Dead letters and duplicates included, and what an earlier run had settled."""
+    earlier = write("logs/earlier.ndjson", 0, 10)
+    assert shipper.backfill("logs").counts() == (10, 10, 0, 0, 0)
+    assert earlier.exists()
+
+    settings = completion(shipper, "move")
+    done = shipper.folder / "done"
+    (done / "1.ndjson").write_bytes(b"somebody else's")
+    (done / "2.ndjson").mkdir()
+    paths = [write(f"logs/{number}.ndjson", number * 10, number * 10 + 10) for number in range(1, 4)]
+    with paths[2].open("ab") as out:
+        out.write(b'{"bad": 1}\n' + sample.lines[10])
+    paths += [compress(write("logs/4.ndjson", 40, 50), "gz"), write("more/1.ndjson", 50, 60), earlier]
+    contents = sorted(path.read_bytes() for path in paths)
+    write("logs/empty.ndjson", 0, 0)
+    result = shipper.backfill("logs", "more", settings=settings)
+    assert (result.returncode, result.counts()) == (3, (52, 50, 1, 1, 0))
+    assert [path for path in paths if path.exists()] == []
+    (done / "2.ndjson").rmdir()
+    assert (done / "1.ndjson").read_bytes() == b"somebody else's"
+    (done / "1.ndjson").unlink()
+    assert sorted(filter(None, _done(shipper).values())) == contents
+
+    # The same name again is a new file; and what is moved into a folder that is read is not read again.
+    settings = completion(shipper, "move", shipper.folder / "logs" / "done")
+    write("logs/1.ndjson", 60, 70)
+    for count in (10, 0):
+        assert shipper.backfill("logs", settings=settings).counts() == (count, count, 0, 0, 0)
+    assert (shipper.folder / "logs" / "done" / "1.ndjson").read_bytes() == b"".join(sample.lines[60:70])
+    assert service.times_received() == dict.fromkeys(sample.ids[:70], 1)
+
+
+def test_backfill_deletes_what_is_settled_and_not_what_has_grown_or_could_not_be_read_to_its_end(
+    shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
+):
+    shipper.target = fake.target
+    fake.default = HANG
+    settled = write("settled.ndjson", 0, 10)
+    with settled.open("ab") as out:
         out.write(b'{"bad": 1}\n' + sample.lines[0])
-    paths.append(compress(write("logs/3.ndjson", 30, 40), "gz"))
-    paths.append(write("logs/empty.ndjson", 0, 0))
-    contents = {path.name: path.read_bytes() for path in paths}
-    result = shipper.backfill("logs", settings=on_complete)
-    assert (result.returncode, result.counts()) == (3, (42, 40, 1, 1, 0))
-    service.assert_holds_exactly(sample.ids[:40])
-    assert [path for path in paths if path.exists() and path.stat().st_size] == []
-    is_move = on_complete["input.on_complete"] == "move"
-    moved = {name: data for name, data in _done(shipper).items() if data}
-    assert moved == ({name: data for name, data in contents.items() if data} if is_move else {})
-    # The same names again are new files.
-    write("logs/0.ndjson", 40, 50)
-    again = shipper.backfill("logs", settings=on_complete)
-    assert again.counts() == (10, 10, 0, 0, 0)
-    assert not paths[0].exists()
+    grown = write("grown.ndjson", 10, 20)
+    cut = compress(write("cut.ndjson", 1000, 2000), "gz")
+    with cut.open("r+b") as out:
+        out.truncate(cut.stat().st_size - 10)
+    arguments = ("backfill", "settled.ndjson", "grown.ndjson", cut, "--summary", "json")
+    settings = completion(shipper, "delete")
+    running = shipper.start(*arguments, settings=settings)
+    running.wait_until(lambda: fake.requests, "a first request")
+    with grown.open("ab") as out:
+        out.writelines(sample.lines[20:30])
+    fake.release()
+    assert running.finish().returncode == 4
+    assert cut.exists()
+    assert not settled.exists()
+    if not set(sample.ids[20:30]) <= set(fake.event_ids()):
+        assert grown.exists(), "what came later was not read"
+        assert shipper.backfill(grown, cut, settings=settings).returncode == 4
+    assert cut.exists()
+    assert not grown.exists()
+    times = Counter(fake.event_ids())
+    assert max(times.values()) == 1
+    assert times.keys() >= set(sample.ids[:30])
 
 
 def test_backfill_leaves_a_file_with_anything_pending(
@@ -330,95 +344,15 @@ def test_backfill_leaves_a_file_with_anything_pending(
     assert sorted(fake.event_ids()) == sorted(sample.ids[:30])
 
 
-def test_backfill_puts_away_nothing_that_it_could_not_read_to_its_end(
-    shipper: Shipper, sample: Sample, write: Callable[..., Path]
-):
-    on_complete = completion(shipper, "delete")
-    path = compress(write("a.ndjson", 0, 1000), "gz")
-    with path.open("r+b") as out:
-        out.truncate(path.stat().st_size - 10)
-    for _ in range(2):
-        result = shipper.backfill(path, settings=on_complete)
-        assert result.returncode == 4
-        assert path.exists()
-
-
-def test_backfill_leaves_a_file_that_grew_while_it_was_sent(
-    shipper: Shipper, fake: FakeService, sample: Sample, write: Callable[..., Path]
-):
-    on_complete = completion(shipper, "delete")
-    shipper.target = fake.target
-    fake.default = HANG
-    path = write("a.ndjson", 0, 10)
-    running = shipper.start("backfill", path, "--summary", "json", settings=on_complete)
-    running.wait_until(lambda: fake.requests, "a first request")
-    with path.open("ab") as out:
-        out.writelines(sample.lines[10:20])
-    fake.release()
-    result = running.finish()
-    assert result.counts() in {(10, 10, 0, 0, 0), (20, 20, 0, 0, 0)}
-    if result.counts()[0] == 10:
-        assert path.exists(), "what came later was not read"
-    rest = 20 - result.counts()[0]
-    if path.exists():
-        assert shipper.backfill(path, settings=on_complete).counts() == (rest, rest, 0, 0, 0)
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:20])
-
-
-def test_what_an_earlier_run_settled_is_put_away_by_the_next_one(
-    shipper: Shipper, service: Service, write: Callable[..., Path]
-):
-    """It was shipped while on_complete was keep, or the run ended before it came to it."""
-    on_complete = completion(shipper, "move")
-    path = write("a.ndjson", 0, 10)
-    assert shipper.backfill(path).counts() == (10, 10, 0, 0, 0)
-    assert path.exists()
-    assert shipper.backfill(path, settings=on_complete).counts() == (0, 0, 0, 0, 0)
-    assert not path.exists()
-
-
-def test_a_name_that_is_taken_at_the_target_is_never_overwritten(
-    shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path]
-):
-    settings = completion(shipper, "move")
-    taken = shipper.folder / "done" / "a.ndjson"
-    taken.write_bytes(b"somebody else's")
-    (shipper.folder / "done" / "b.ndjson").mkdir()
-    for number in range(3):
-        write("logs/a.ndjson", number * 10, number * 10 + 10)
-        assert shipper.backfill("logs", settings=settings).counts() == (10, 10, 0, 0, 0)
-        assert not (shipper.folder / "logs" / "a.ndjson").exists()
-    path = write("logs/b.ndjson", 30, 40)
-    write("more/b.ndjson", 40, 50)
-    assert shipper.backfill("logs", "more", settings=settings).counts() == (20, 20, 0, 0, 0)
-    assert not path.exists()
-    (shipper.folder / "done" / "b.ndjson").rmdir()
-    done = _done(shipper)
-    assert done.pop("a.ndjson") == b"somebody else's"
-    wanted = [b"".join(sample.lines[start : start + 10]) for start in range(0, 50, 10)]
-    assert sorted(done.values()) == sorted(wanted)
-    service.assert_holds_exactly(sample.ids[:50])
-
-
-def test_what_was_moved_into_a_folder_that_is_read_is_not_read_again(
-    shipper: Shipper, service: Service, write: Callable[..., Path]
-):
-    write("logs/a.ndjson", 0, 10)
-    settings = completion(shipper, "move", shipper.folder / "logs" / "done")
-    for count in (10, 0, 0):
-        assert shipper.backfill("logs", settings=settings).counts() == (count, count, 0, 0, 0)
-    assert [path.name for path in (shipper.folder / "logs" / "done").iterdir()] == ["a.ndjson"]
-
-
 def test_a_file_is_moved_to_another_disk_whole(
     shipper: Shipper, service: Service, sample: Sample, write: Callable[..., Path], other_disk: Path
 ):
-    path = write("a.ndjson", 0, 5000)
+    path = write("a.ndjson", 0, 3000)
     (other_disk / "a.ndjson").write_bytes(b"somebody else's")
     result = shipper.backfill(path, settings=completion(shipper, "move", other_disk))
-    assert (result.returncode, result.counts()) == (0, (5000, 5000, 0, 0, 0))
+    assert (result.returncode, result.counts()) == (0, (3000, 3000, 0, 0, 0))
     contents = sorted((each.read_bytes() for each in other_disk.iterdir()), key=len)
-    assert contents == [b"somebody else's", b"".join(sample.lines[:5000])]
+    assert contents == [b"somebody else's", b"".join(sample.lines[:3000])]
     assert not path.exists()
 
 
@@ -449,49 +383,69 @@ def test_a_file_that_cannot_be_put_away_is_named_and_kept(
 # What becomes of them: run ----------------------------------------------------------------------------------------
 
 
-def test_run_puts_away_rotated_files_and_never_the_one_that_is_written(
-    tail: Tail, shipper: Shipper, on_complete: dict[str, str]
-):
-    settings = {key.replace(".", "__"): value for key, value in on_complete.items()}
+def test_run_puts_away_what_was_rotated_and_nothing_else(tail: Tail):
+    """
+    Only a file whose own name belongs to another one by now, or that was renamed, is rotated: within the glob, or out
+    of it, as logrotate does it where input.include names one file.
+
+    Half a line at its end is no record; and it would be gone with the file.
+    """
+    (tail.folder / "deep").mkdir()
     tail.append(0, 10)
-    tail.append(10, 20, "app.ndjson.other")
-    running = tail.start(**settings, input__rotate_wait_seconds=0.2)
-    tail.wait(20)
-    old = tail.file.rename(tail.folder / "app.ndjson.1")
-    tail.append(20, 30)
-    running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    tail.wait(30)
-    tail.stop(30)
-    assert tail.file.exists()
-    assert (tail.folder / "app.ndjson.other").exists(), "it was not rotated"
-    if on_complete["input.on_complete"] == "move":
-        assert _done(shipper) == {"app.ndjson.1": b"".join(tail.sample.lines[:10])}
+    linked = tail.append(10, 20, "app.ndjson.other")
+    kept = [tail.file, linked, tail.folder / "app.ndjson.linked"]
+    os.link(linked, kept[-1])
+    kept.append(tail.append(20, 30, "deep/app.ndjson"))
+    kept.append(tail.append(30, 40, "single.log"))
+    torn = tail.append(40, 50, "torn.ndjson")
+    with torn.open("ab") as out:
+        out.write(tail.sample.lines[50][:100])
+    include = ["app.ndjson*", "deep/*", "single.log", "torn.*"]
+    running = tail.start(include, input__on_complete="delete", input__rotate_wait_seconds=0.2)
+    tail.wait(50)
+    old = [path.rename(f"{path}.1") for path in (tail.file, tail.folder / "single.log")]
+    torn = torn.rename(tail.folder / "torn.1")
+    tail.append(51, 60)
+    tail.append(60, 70, "single.log")
+    for path in old:
+        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away")
+    for number in (70, 71, 72):  # each of them found by a look of its own
+        tail.append(number, number + 1, f"app.ndjson.other-{number}")
+        tail.wait([*range(50), *range(51, number + 1)])
+    assert torn.exists()
+    with torn.open("ab") as out:
+        out.write(tail.sample.lines[50][100:])
+    running.wait_until(lambda: not torn.exists(), "it is put away when its last line is whole")
+    tail.wait(73)
+    tail.stop(73)
+    assert [path for path in kept if not path.exists()] == []
 
 
-def test_run_puts_away_what_was_rotated_out_of_the_glob(tail: Tail):
-    """As logrotate does it where input.include names one file."""
-    tail.append(0, 10)
-    running = tail.start("app.ndjson", input__on_complete="delete", input__rotate_wait_seconds=0.2)
-    tail.wait(10)
-    old = tail.file.rename(tail.folder / "app.ndjson.1")
-    tail.append(10, 20)
-    tail.wait(20)
-    running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    tail.stop(20)
-    assert tail.file.exists()
-
-
-def test_run_puts_away_what_was_rotated_while_it_was_stopped(tail: Tail, shipper: Shipper):
+def test_run_moves_what_was_rotated_while_it_was_stopped_and_not_what_is_still_written(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
     tail.pass_by("app.ndjson", 10)
     tail.append(10, 20)
     old = tail.file.rename(tail.folder / "app.ndjson.1")
     tail.append(20, 30)
-    running = tail.start("app.ndjson", input__on_complete="delete", input__rotate_wait_seconds=0.2)
+    settings = {key.replace(".", "__"): value for key, value in completion(shipper, "move").items()}
+    running = tail.start("app.ndjson", **settings, input__rotate_wait_seconds=1)
     tail.wait(30)
-    running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    tail.stop(30)
+    with tail.file.open("ab", buffering=0) as writer:
+        written = tail.file.rename(tail.folder / "app.ndjson.2")
+        tail.append(30, 40)
+        for number in range(40, 50):
+            writer.write(tail.sample.lines[number])
+            tail.wait(number + 1)
+            assert written.exists()
+    for path in (old, written):
+        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away")
+    tail.stop(50)
     assert tail.file.exists()
+    lines = tail.sample.lines
+    assert _done(shipper) == {
+        "app.ndjson.1": b"".join(lines[:20]),
+        "app.ndjson.2": b"".join(lines[20:30] + lines[40:50]),
+    }
 
 
 def test_run_leaves_a_rotated_file_with_anything_pending_and_puts_it_away_when_that_is_settled(
@@ -519,57 +473,6 @@ def test_run_leaves_a_rotated_file_with_anything_pending_and_puts_it_away_when_t
     result = running.stop()
     assert result.returncode in {0, 3}
     assert sorted(fake.event_ids()) == sorted(tail.ids(13))
-
-
-def test_run_leaves_a_rotated_file_that_is_still_written(tail: Tail):
-    tail.append(0, 10)
-    with tail.file.open("ab", buffering=0) as writer:
-        running = tail.start(input__on_complete="delete", input__rotate_wait_seconds=1)
-        tail.wait(10)
-        old = tail.file.rename(tail.folder / "app.ndjson.1")
-        tail.append(10, 20)
-        for number in range(20, 30):
-            writer.write(tail.sample.lines[number])
-            tail.wait(number + 1)
-            assert old.exists()
-    running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    tail.stop(30)
-
-
-def test_run_leaves_a_rotated_file_that_ends_in_half_a_line(tail: Tail):
-    """That is no record; and it would be gone with the file."""
-    tail.append(0, 10)
-    with tail.file.open("ab") as out:
-        out.write(tail.sample.lines[10][:100])
-    tail.start(input__on_complete="delete", input__rotate_wait_seconds=0)
-    tail.wait(10)
-    old = tail.file.rename(tail.folder / "app.ndjson.1")
-    for number in (11, 12, 13):  # each of them found by a look of its own
-        tail.append(number, number + 1, f"app.ndjson.other-{number}")
-        tail.wait([*range(10), *range(11, number + 1)])
-    assert old.exists()
-    with old.open("ab") as out:
-        out.write(tail.sample.lines[10][100:])
-    tail.wait(14)
-    tail.running.wait_until(lambda: not old.exists(), "the rotated file is put away")
-    tail.stop(14)
-
-
-def test_run_puts_away_neither_a_hard_link_nor_a_file_of_the_same_name_in_another_folder(tail: Tail, shipper: Shipper):
-    """Only a file whose own name belongs to another one by now, or that was renamed, is rotated."""
-    (tail.folder / "deep").mkdir()
-    tail.append(0, 10)
-    tail.append(10, 20, "deep/app.ndjson")
-    os.link(tail.file, tail.folder / "linked.ndjson")
-    running = tail.start("**/*.ndjson", input__on_complete="delete", input__rotate_wait_seconds=0.1)
-    tail.wait(20)
-    gone = tail.append(20, 30, "gone.ndjson")
-    tail.wait(30)
-    moved = gone.rename(tail.folder / "gone-away.ndjson")
-    running.wait_until(lambda: not moved.exists(), "the rotated file is put away")
-    tail.stop(30)
-    for kept in ("app.ndjson", "linked.ndjson", "deep/app.ndjson"):
-        assert (tail.folder / kept).exists(), kept
 
 
 def test_a_file_in_the_state_directory_is_refused_with_the_reason(shipper: Shipper, sample: Sample):
