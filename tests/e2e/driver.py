@@ -30,7 +30,7 @@ from shipper.sandbox.server import SandboxThread
 
 SHIPPER = Path(sys.executable).parent / "shipper"
 
-_POLL_S = 0.01
+_POLL_S = 0.02
 _PAGE_EVENTS = 10_000
 
 

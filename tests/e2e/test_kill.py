@@ -17,8 +17,8 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService
 
-KILLS = 8
-EVENTS = 10_000
+KILLS = 6
+EVENTS = 8000
 # Slow enough to be hit in the middle, and with many commits, segments and batches to be hit in.
 SLOW = {
     "batch.max_events": 20,

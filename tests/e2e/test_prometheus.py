@@ -45,7 +45,8 @@ class Prometheus:
 
     def ask(self, path: str, **query: str) -> Any:
         try:
-            answer = httpx.get(f"http://{self.address}/api/v1/{path}", params=query, trust_env=False, timeout=10)
+            url = f"http://{self.address}/api/v1/{path}"
+            answer = httpx.get(url, params=query, trust_env=False, verify=False, timeout=10)
         except httpx.TransportError:
             return None  # not up yet
         return answer.json()["data"] if answer.status_code == 200 else None
@@ -77,23 +78,16 @@ def prometheus(tmp_path: Path) -> Iterator[list[Prometheus]]:
         each.end()
 
 
-def test_what_is_scraped_is_good_style(start: Start, folder: Path, service: Service, sample: Sample):
-    append(folder / "a.ndjson", [*sample.lines[:10], b"{}\n"])
-    running = start()
-    wait_for_events(running, service, sample.ids[:10])
-    text = Admin(running).get("/metrics").text
-    result = subprocess.run([tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True)
-    assert (result.returncode, result.stdout + result.stderr) == (0, "")
-    assert running.stop().returncode == 0
-
-
-def test_an_alert_fires_when_the_service_forbids_and_ends_when_it_does_not(
+def test_what_is_scraped_is_good_style_and_an_alert_fires_as_long_as_the_service_forbids(
     prometheus: list[Prometheus], tmp_path: Path, start: Start, folder: Path, service: Service, sample: Sample
 ):
     assert_content(run(tool("promtool"), "check", "rules", EXAMPLES / "alerts.yml"))
-    append(folder / "a.ndjson", sample.lines[:10])
-    running = start()
+    append(folder / "a.ndjson", [*sample.lines[:10], b"{}\n"])
+    running = start(settings={"delivery.retry_max_seconds": 0.5})
     wait_for_events(running, service, sample.ids[:10])
+    text = Admin(running).get("/metrics").text
+    checked = subprocess.run([tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
     server = Prometheus(tmp_path, Admin(running).address.removeprefix("http://"))
     prometheus.append(server)
     wait_until(lambda: server.value("shipper_events_accepted_total") == 10, "a scrape", limit_s=30)

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.soak import life, writing
 from tests.soak.drawing import draw
 from tests.soak.flatness import CURVES, Curve, judge, judge_all, table
 from tests.soak.life import Plan, soak, write_csv
@@ -123,11 +124,16 @@ def test_the_same_seed_brings_the_same_trouble():
     assert set(drawn[0]) == {"", "503", "429", "slow", "reset", "stored_and_reset", "hang"}
 
 
-def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path):
+def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Little to do, however fast the machine is, and rotations from the beginning.
+    monkeypatch.setitem(life._SETTINGS, "delivery.rate_limit_events_per_second", 10_000)
+    monkeypatch.setitem(life._PIPE_SETTINGS, "spool.max_bytes", 4 << 20)
+    monkeypatch.setitem(life._PIPE_SETTINGS, "spool.segment_bytes", 1 << 20)
+    monkeypatch.setattr(writing, "FILE_BYTES", 1 << 20)
     seed = 6
     trouble = Trouble(seed, cycle_s=3600)
     assert any(trouble.next() for _ in range(10)), "the seed lets one of the first requests fail"
-    plan = Plan(4.0, seed, cycle_s=1.0, look_s=0.1, gone_files=0, ahead=50_000)
+    plan = Plan(0.7, seed, cycle_s=0.5, look_s=0.1, gone_files=0, ahead=10_000)
     outcome = soak(plan, tmp_path / "soak", lambda line: None)
     assert [line.partition(":")[0] for line in outcome.account] == ["run", "pipe", "the service"]
     assert "rotations 0" not in outcome.account[0]

@@ -48,7 +48,8 @@ class Browser:
             [
                 *("bash", "-c", f'exec "$0" "$@" 3<&{orders} 4>&{answers}'),
                 *(BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--remote-debugging-pipe"),
-                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--kiosk"),
+                "--disable-features=BackForwardCache",  # pages that were left keep no processes
                 *("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", f"--user-data-dir={folder}"),
             ],
             stdout=subprocess.DEVNULL,
@@ -60,7 +61,8 @@ class Browser:
         self._read = b""
         self._number = 0
         self._session: str | None = None
-        self._target = ""
+        self._shape: tuple[int, str] | None = None
+        self._read_at: tuple[object, ...] = ()
         self.troubles: list[str] = []
 
     def order(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -88,22 +90,40 @@ class Browser:
         return message
 
     def open(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
-        """Open a page in a tab of its own, instead of the one before."""
-        self._session = None
-        last, self._target = self._target, self.order("Target.createTarget", url="about:blank")["targetId"]
-        if last:
-            self.order("Target.closeTarget", targetId=last)
-        self._session = self.order("Target.attachToTarget", targetId=self._target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.order(f"{domain}.enable")
-        self.order(
-            "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
-        )
-        self.order("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.order("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+        """Open a page instead of the one before, in the same tab: a new one would need a process of its own."""
+        if self._session is None:
+            self._begin()
+        page = Page(self)
+        page.run("isLeft = true")
+        self._read_at = ()
+        if self._shape != (width, scheme):
+            self._shape = (width, scheme)
+            self.order(
+                "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
+            )
+            self.order("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.troubles.clear()
         self.order("Page.navigate", url=url)
-        return Page(self)
+        page.until("typeof isLeft === 'undefined' && document.documentElement?.dataset.shown > 0")
+        return page
+
+    def look(self, url: str, *, width: int = 1280, scheme: str = "light") -> Page:
+        """Open a page, or let it ask again if it is open: then it draws what was answered as if it were the first."""
+        if self._read_at == (url, width, scheme):
+            self.troubles.clear()
+            page = Page(self)
+            page.ask_again("moments = [], heard.at = null")
+        else:
+            page = self.open(url, width=width, scheme=scheme)
+            self._read_at = (url, width, scheme)
+        return page
+
+    def _begin(self) -> None:
+        target = self.order("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.order("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log"):
+            self.order(f"{domain}.enable")
+        self.order("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
 
     def __enter__(self) -> Self:
         return self
@@ -122,8 +142,6 @@ class Page:
     def __init__(self, browser: Browser) -> None:
         self._browser = browser
         self.order = browser.order
-        self.shown = 0
-        self.until_shown_again()
 
     def run(self, script: str) -> Any:
         """Evaluate an expression in the page."""
@@ -138,16 +156,10 @@ class Page:
             assert time.monotonic() < deadline, f"never true: {condition}"
             time.sleep(0.02)
 
-    def until_shown_again(self) -> None:
-        """Wait until the page has drawn an answer, or that there is none, once more."""
-        self.until(f"Number(document.documentElement?.dataset.shown) > {self.shown}")
-        self.shown = self.run("Number(document.documentElement.dataset.shown)")
-
-    def ask_again(self) -> None:
+    def ask_again(self, before: str = "") -> None:
         """Poll now; the page would by itself, two seconds after the last answer."""
-        self.shown = self.run("Number(document.documentElement.dataset.shown)")
-        self.run("poll()")
-        self.until_shown_again()
+        is_idle = "new Promise((done) => { const look = () => (isAsking ? setTimeout(look, 5) : done()); look() })"
+        self.run(f"{is_idle}.then(() => {{ {before}; return poll() }})")
 
     def text(self, selector: str = "body") -> str:
         """Read what is shown, spaces made one."""
@@ -190,20 +202,29 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., StatusServer]]:
+def serve(browser: Browser) -> Iterator[Callable[..., StatusServer]]:
     """Start servers that end with the test."""
     with ExitStack() as stack:
         yield lambda *arguments: stack.enter_context(StatusServer(*arguments))
 
 
+@pytest.fixture(scope="module")
+def show(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Look at the page over a document, or over a scene that is named; it is only for reading, as it stays open."""
+    with StatusServer({}) as server:
+
+        def show(scene: str | dict[str, Any], moments: Sequence[list[Any]] = (), **how: Any) -> Page:
+            server.document, server.history = SCENES[scene] if isinstance(scene, str) else (scene, list(moments))
+            server.asked.clear()
+            return browser.look(server.url, **how)
+
+        yield show
+
+
 @pytest.fixture
-def show(browser: Browser, serve: Callable[..., StatusServer]) -> Callable[..., Page]:
-    """Open the page over a document, or over a scene that is named."""
-
-    def show(scene: str | dict[str, Any], moments: Sequence[list[Any]] = (), **how: Any) -> Page:
-        return browser.open(serve(*(SCENES[scene] if isinstance(scene, str) else (scene, moments))).url, **how)
-
-    return show
+def visit(browser: Browser, serve: Callable[..., StatusServer]) -> Callable[[str], Page]:
+    """Open the page over a scene anew, to do something with it."""
+    return lambda scene: browser.open(serve(*SCENES[scene]).url)
 
 
 Show = Callable[..., Page]
@@ -542,8 +563,8 @@ def test_the_axis_grows_with_the_age_of_a_young_shipper(show: Show):
         assert f"over the last {minutes} minutes" in page.run("CHARTS[0].svg.getAttribute('aria-label')")
 
 
-def test_pointing_at_a_chart_reads_one_moment_in_all(show: Show):
-    page = show("healthy")
+def test_pointing_at_a_chart_reads_one_moment_in_all(visit: Callable[[str], Page]):
+    page = visit("healthy")
     assert page.texts(".readout")[0].startswith("now ")
     page.run("scrollTo(0, 600)")
     box = page.run("CHARTS[1].svg.getBoundingClientRect().toJSON()")
@@ -559,8 +580,8 @@ def test_pointing_at_a_chart_reads_one_moment_in_all(show: Show):
     page.until("document.querySelector('.readout').innerText.startsWith('now')")
 
 
-def test_charts_are_read_with_the_keyboard(show: Show):
-    page = show("healthy")
+def test_charts_are_read_with_the_keyboard(visit: Callable[[str], Page]):
+    page = visit("healthy")
     page.run("CHARTS[0].svg.focus()")
     page.press("Home", "ArrowRight", "ArrowRight", "ArrowLeft")
     assert page.run("pointedAt") == page.run("moments[1][0]")
@@ -654,8 +675,8 @@ def test_figures_that_stand_still_are_no_sign_of_life(browser: Browser, serve: A
     assert (page.state, page.text("h1")) == ("warn", f"No sign of life since {page.run('clock(heard.newsAt)')}")
 
 
-def test_nothing_is_asked_for_while_nobody_looks(show: Show):
-    page = show("healthy")
+def test_nothing_is_asked_for_while_nobody_looks(visit: Callable[[str], Page]):
+    page = visit("healthy")
     page.run("Object.defineProperty(document, 'hidden', { configurable: true, get: () => true })")
     page.run("poll()")
     page.run("new Promise((done) => { const look = () => (isAsking ? setTimeout(look, 5) : done()); look() })")
@@ -675,8 +696,8 @@ def test_page_works_behind_a_path(browser: Browser, serve: Any):
     assert "/some/proxy/status" in server.asked
 
 
-def test_what_is_selected_stays_selected(show: Show):
-    page = show("dead-letters")
+def test_what_is_selected_stays_selected(visit: Callable[[str], Page]):
+    page = visit("dead-letters")
     page.run("getSelection().selectAllChildren(document.querySelector('#dead-letters code'))")
     page.ask_again()
     assert page.run("String(getSelection())").startswith("shipper dead-letters show 1561")
@@ -768,8 +789,8 @@ def test_state_that_is_empty_is_told_in_words(show: Show):
     assert page.troubles == []
 
 
-@pytest.mark.parametrize("width", [360, 1000])
 @pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize("width", [360, 1000])
 def test_page_never_scrolls_sideways(scene: str, width: int, show: Show):
     page = show(scene, width=width, scheme="dark")
     assert page.run("document.documentElement.scrollWidth") <= width

@@ -6,13 +6,17 @@ import json
 import os
 import sqlite3
 import subprocess
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from shipper.cli.status.look import document, look
 from shipper.cli.status.units import size
+from shipper.config import load_settings
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
@@ -31,9 +35,9 @@ def unreachable_bytes(shipper: Shipper) -> int:
 
 
 def status(shipper: Shipper) -> dict[str, Any]:
-    result = shipper.run("status", "--json")
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)["state"]
+    """What `shipper status --json` prints of the state, without a start of it."""
+    settings = load_settings(config_path=shipper.config, environ=shipper.environment())
+    return json.loads(msgspec.json.encode(document(look(settings, time.time()), shipper.state)))["state"]
 
 
 def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, include: str = "app.ndjson*") -> int:
@@ -61,16 +65,16 @@ def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service,
     return sum(map(len, tail.sample.lines[100:300]))
 
 
-def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, fates: list[str]) -> int:
+def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, fates: list[str]) -> None:
     """
     Let the first 10 of 30 lines in a file for each fate be settled; the others are seen, in a run of their own.
 
-    Returns:
-        How many bytes were seen in all, and not settled.
+    One file more has 10 lines only, and goes when they are settled.
     """
-    for number, fate in enumerate(fates):
+    for number, fate in enumerate([*fates, "finished"]):
         tail.append(number * 100, number * 100 + 10, f"{fate}.log")
-    tail.pass_by("*.log", lines_of(fates, 0, 10))
+    tail.pass_by("*.log", lines_of([*fates, "finished"], 0, 10))
+    (tail.folder / "finished.log").unlink()
     for number, fate in enumerate(fates):
         tail.append(number * 100 + 10, number * 100 + 30, f"{fate}.log")
     shipper.target = fake.target
@@ -79,56 +83,30 @@ def see_without_settling(tail: Tail, shipper: Shipper, fake: FakeService, servic
     running.wait_until(lambda: sum(body.count(b'"EventId"') for body in fake.bodies) == 20 * len(fates), "all are sent")
     assert running.stop().returncode == 4
     shipper.target = service.target
-    return sum(len(tail.sample.lines[number]) for number in lines_of(fates, 10, 30))
 
 
 def lines_of(fates: list[str], start: int, end: int) -> list[int]:
     return [number * 100 + index for number in range(len(fates)) for index in range(start, end)]
 
 
-def test_bytes_that_are_gone_are_reported_once(tail: Tail, shipper: Shipper, fake: FakeService, service: Service):
-    fates = ["deleted", "moved", "packed", "truncated", "replaced", "inode-reused"]
-    lost = see_without_settling(tail, shipper, fake, service, fates)
+def test_bytes_that_are_gone_are_reported_once_and_those_that_are_found_again_are_not(
+    tail: Tail, shipper: Shipper, fake: FakeService, service: Service
+):
+    gone = ["deleted", "moved", "packed", "truncated", "replaced", "inode-reused"]
+    found = ["renamed", "compressed", "copied", "restored", "beside"]
+    fates = [*gone, *found]
+    see_without_settling(tail, shipper, fake, service, fates)
     elsewhere = shipper.folder / "elsewhere"
     elsewhere.mkdir()
     files = {fate: tail.folder / f"{fate}.log" for fate in fates}
+    wanted = [*lines_of([*fates, "finished"], 0, 10), *range(2000, 2065)]
     files["deleted"].unlink()
     files["moved"].rename(elsewhere / "moved.log")
     compress(files["packed"], "gz", elsewhere / "packed.log.gz")
     os.truncate(files["truncated"], 0)
-    tail.append(900, 905, "new").rename(files["replaced"])
-    files["inode-reused"].write_bytes(b"".join(tail.sample.lines[910:960]))
-    tail.append(990, 995, "other.log")
-    wanted = [*lines_of(fates, 0, 10), *range(900, 905), *range(910, 960), *range(990, 995)]
-
-    running = tail.start("*.log", input__rotate_wait_seconds=0.2)
-    tail.wait(wanted)
-    running.wait_until(lambda: len(told(running, "source_unreachable")) >= len(fates), "all are reported")
-    result = tail.stop(wanted)
-    reported = {line["path"]: line["bytes"] for line in told(result, "source_unreachable")}
-    assert reported == {
-        str(files[fate]): sum(map(len, tail.sample.lines[number * 100 + 10 : number * 100 + 30]))
-        for number, fate in enumerate(fates)
-    }
-    assert {line["level"] for line in told(result, "source_unreachable")} <= {"warning", "error"}
-    assert sum(reported.values()) == unreachable_bytes(shipper) == lost
-
-    tail.start("*.log", input__rotate_wait_seconds=0)
-    for number in (1000, 1001, 1002):  # each of them found by a look of its own
-        wanted += range(number, number + 1)
-        tail.append(number, number + 1, f"{number}.log")
-        tail.wait(wanted)
-    assert told(tail.stop(wanted), "source_unreachable") == []
-    assert unreachable_bytes(shipper) == lost
-    document = status(shipper)
-    assert document["unreachable_bytes"] == lost
-    assert {each["path"]: each["bytes"] for each in document["unreachable"]} == reported
-
-
-def test_bytes_that_are_found_again_are_not_reported(tail: Tail, shipper: Shipper, fake: FakeService, service: Service):
-    fates = ["renamed", "compressed", "copied", "restored", "beside"]
-    see_without_settling(tail, shipper, fake, service, fates)
-    files = {fate: tail.folder / f"{fate}.log" for fate in fates}
+    tail.append(2000, 2010, "new").rename(files["replaced"])
+    files["inode-reused"].write_bytes(b"".join(tail.sample.lines[2010:2060]))
+    tail.append(2060, 2065, "other.log")
     files["renamed"].rename(tail.folder / "renamed-1.log")
     compress(files["compressed"], "zst")
     copytruncate(files["copied"], tail.folder / "copy")
@@ -137,41 +115,42 @@ def test_bytes_that_are_found_again_are_not_reported(tail: Tail, shipper: Shippe
     files["restored"].write_bytes(data)
     files["beside"].rename(tail.folder / "something-else")
     for number, fate in enumerate(fates):
-        tail.append(number * 100 + 30, number * 100 + 40, f"{fate}.log")
-    tail.start("*.log", input__rotate_wait_seconds=0)
-    tail.wait(lines_of(fates, 0, 40))
-    assert told(tail.stop(lines_of(fates, 0, 40)), "source_unreachable") == []
-    assert unreachable_bytes(shipper) == 0
+        if fate in found:
+            tail.append(number * 100 + 30, number * 100 + 40, f"{fate}.log")
+            wanted += range(number * 100 + 10, number * 100 + 40)
 
-
-def test_a_file_that_was_read_to_its_end_is_no_loss(tail: Tail, shipper: Shipper):
-    tail.append(0, 20)
-    tail.append(20, 30, "app.ndjson.2")
-    tail.pass_by("app.ndjson*", 30)
-    tail.file.unlink()
-    (tail.folder / "app.ndjson.2").unlink()
-    tail.append(30, 40, "app.ndjson.3")
-    assert told(tail.pass_by("app.ndjson*", 40), "source_unreachable") == []
-    assert unreachable_bytes(shipper) == 0
-    assert status(shipper)["unreachable_bytes"] == 0
-
-
-def test_what_was_reported_and_comes_back_is_read_on_where_it_was(
-    tail: Tail, shipper: Shipper, fake: FakeService, service: Service
-):
-    lost = read_half(tail, shipper, fake, service)
-    away = tail.file.rename(shipper.folder / "away")
-    tail.append(300, 310)
-    running = tail.start(input__rotate_wait_seconds=0)
-    tail.wait(range(300, 310))
-    running.wait_for("source_unreachable")
-    assert len(told(running.stop(), "source_unreachable")) == 1
+    running = tail.start("*.log", input__rotate_wait_seconds=0)
+    tail.wait(wanted)
+    running.wait_until(lambda: len(told(running, "source_unreachable")) >= len(gone), "all are reported")
+    result = tail.stop(wanted)
+    reported = {line["path"]: line["bytes"] for line in told(result, "source_unreachable")}
+    assert reported == {
+        str(files[fate]): sum(map(len, tail.sample.lines[number * 100 + 10 : number * 100 + 30]))
+        for number, fate in enumerate(gone)
+    }
+    assert len(told(result, "source_unreachable")) == len(gone)
+    assert {line["level"] for line in told(result, "source_unreachable")} <= {"warning", "error"}
+    lost = sum(reported.values())
     assert unreachable_bytes(shipper) == lost
-    away.rename(tail.folder / "app.ndjson.restored")
-    running = tail.start()
-    tail.wait(range(100, 310))
-    assert told(running.stop(), "source_unreachable") == []
-    assert service.times_received() == dict.fromkeys(tail.ids(range(100, 310)), 1)
+    seen = status(shipper)
+    assert seen["unreachable_bytes"] == lost
+    assert {each["path"]: each["bytes"] for each in seen["unreachable"]} == reported
+    words = shipper.run("status")
+    assert words.returncode == 0
+    assert size(lost) in words.stdout
+    assert "unreachable" in words.stdout
+    assert str(files["deleted"]) in words.stdout
+
+    # What comes back is read on where it was.
+    (elsewhere / "moved.log").rename(tail.folder / "restored-from-backup.log")
+    wanted += range(110, 130)
+    tail.start("*.log", input__rotate_wait_seconds=0)
+    for number in (2065, 2066, 2067):  # each of them found by a look of its own
+        wanted += range(number, number + 1)
+        tail.append(number, number + 1, f"{number}.log")
+        tail.wait(wanted)
+    assert told(tail.stop(wanted), "source_unreachable") == []
+    assert unreachable_bytes(shipper) == lost
 
 
 def test_after_a_kill_the_bytes_that_were_seen_last_are_reported(
@@ -181,16 +160,16 @@ def test_after_a_kill_the_bytes_that_were_seen_last_are_reported(
     shipper.target = fake.target
     fake.plan(OK)
     fake.default = HANG
-    tail.append(0, 10_000)
+    tail.append(0, 3000)
     size = tail.file.stat().st_size
     running = tail.start(delivery__concurrency=1)
     running.wait_until(lambda: shipper.read_state().accepted, "something is saved")
     running.kill()
     tail.file.unlink()
     shipper.target = service.target
-    tail.append(10_000, 10_010, "app.ndjson.other")
+    tail.append(3000, 3010, "app.ndjson.other")
     running = tail.start(input__rotate_wait_seconds=0)
-    tail.wait(range(10_000, 10_010))
+    tail.wait(range(3000, 3010))
     running.wait_for("source_unreachable")
     (line,) = told(running.stop(), "source_unreachable")
     assert 0 < line["bytes"] <= size
@@ -236,7 +215,10 @@ def test_status_tells_the_lag_of_each_stream_of_a_stopped_and_of_a_running_shipp
         (stream,) = [each for each in document["streams"] if each["path"] == str(path)]
         return {key: stream[key] for key in ("size", "checkpoint", "lag_bytes")}
 
-    assert stream_of(status(shipper), tail.file) == {"size": size, "checkpoint": size - lag, "lag_bytes": lag}
+    printed = shipper.run("status", "--json")
+    assert printed.returncode == 0, printed.stderr
+    left = {"size": size, "checkpoint": size - lag, "lag_bytes": lag}
+    assert stream_of(json.loads(printed.stdout)["state"], tail.file) == left
     running = tail.start()
     tail.wait(range(100, 310))
     assert running.peak_bytes
@@ -252,8 +234,7 @@ def test_status_tells_the_lag_of_each_stream_of_a_stopped_and_of_a_running_shipp
         assert stream_of(status(shipper), tail.file)["lag_bytes"] in {0, grown - size}
     tail.wait(range(100, 320))
     assert running.stop().returncode == 0
-    document = status(shipper)
-    assert stream_of(document, tail.file) == {"size": grown, "checkpoint": grown, "lag_bytes": 0}
+    assert stream_of(status(shipper), tail.file) == {"size": grown, "checkpoint": grown, "lag_bytes": 0}
     assert not running.process.returncode
 
 
@@ -268,36 +249,10 @@ def test_status_counts_dead_letters_and_the_spool(shipper: Shipper, fake: FakeSe
     running.wait_until(lambda: shipper.read_state().accepted, "the first batch is saved")
     running.kill()
     assert shipper.read_state().dead_lettered == 3
-    document = status(shipper)
+    found = status(shipper)
     spooled = [path.stat().st_size for path in (shipper.state / "spool").iterdir()]
-    text = json.dumps(document)
-    assert document["spool"]["segments"] == len(spooled) > 0, text
-    assert document["spool"]["bytes"] == sum(spooled), text
-    assert document["dead_letters"] == {"event_id": 3}, text
-    assert document["unreachable_bytes"] == 0
-
-
-def test_status_of_nothing_is_told_without_making_a_state(shipper: Shipper):
-    result = shipper.run("status", "--json")
-    assert result.returncode == 0
-    assert json.loads(result.stdout)["state"]["streams"] == []
-    assert not (shipper.state / "state.db").exists()
-
-
-def test_status_in_words_names_the_files_and_what_is_missing(
-    tail: Tail, shipper: Shipper, fake: FakeService, service: Service
-):
-    lost = read_half(tail, shipper, fake, service)
-    before = shipper.run("status")
-    assert before.returncode == 0
-    assert "app.ndjson" in before.stdout
-    tail.file.unlink()
-    tail.append(300, 310, "app.ndjson.2")
-    tail.start(input__rotate_wait_seconds=0)
-    tail.wait(range(300, 310))
-    tail.running.wait_for("source_unreachable")
-    assert tail.running.stop().returncode == 0
-    after = shipper.run("status")
-    assert after.returncode == 0
-    assert size(lost) in after.stdout
-    assert "unreachable" in after.stdout
+    text = json.dumps(found)
+    assert found["spool"]["segments"] == len(spooled) > 0, text
+    assert found["spool"]["bytes"] == sum(spooled), text
+    assert found["dead_letters"] == {"event_id": 3}, text
+    assert found["unreachable_bytes"] == 0
