@@ -84,4 +84,4 @@ class Settling(RuleBasedStateMachine):
 
 
 TestSettling = Settling.TestCase
-TestSettling.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestSettling.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -22,6 +22,7 @@ from shipper.delivery.reach import certificate_words
 from shipper.secrets import LiteralSecret, SecretReference
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, close, stall
+from tests.unit.cases import each
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")
@@ -188,7 +189,7 @@ class Chatterer(Listener):
             connection.sendall(b"x" * 4096)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "words"),
     [
         (Refuser, "refuses the way to https://127.0.0.1:9 with status 403; see intake.proxy"),
@@ -327,7 +328,7 @@ def test_a_step_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch):
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("left_s", "result", "words"),
     [
         (None, "ok", ""),
@@ -348,7 +349,7 @@ def test_the_life_of_a_token_in_words(left_s: float | None, result: str, words: 
     assert life_words(None if left_s is None else now + left_s, now) == (result, words)
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "result", "words"),
     [
         ({}, "ok", "the certificate is for a.example.com, by Example Ltd, and expires in 21 days"),

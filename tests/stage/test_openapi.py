@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 import pytest
-import schemathesis
-from schemathesis import Case, Response
-from schemathesis.checks import CHECKS, load_all_checks
-from schemathesis.config import SchemathesisConfig
-from schemathesis.engine import Status, events, from_schema
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.faults import Status as StatusFault
@@ -27,6 +16,11 @@ from shipper.sandbox.openapi import openapi_document
 from shipper.sandbox.options import AnswerShape, CallLimit, Figures, Rejection, RetryAfter, SandboxOptions
 from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
+
+if TYPE_CHECKING:  # it takes a fifth of a second, which every process that collects tests would spend
+    from schemathesis import Case, Response
+    from schemathesis.config import SchemathesisConfig
+    from schemathesis.engine import events
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 
@@ -50,12 +44,13 @@ LEFT_OUT = {
     "object_level_authorization",
 }
 
-CONFORMANCE = [
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+OTHER_ANSWERS = {
+    AnswerShape.COUNTS: 202,
+    AnswerShape.CREATED: 201,
+    AnswerShape.PER_EVENT: 207,
+    AnswerShape.EMPTY: 200,
+    AnswerShape.NO_CONTENT: 204,
+}
 
 
 class Exchange(NamedTuple):
@@ -88,6 +83,9 @@ def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -
         examples: Random requests to each operation.
         is_thorough: Also try each bound and each violation of every keyword in the document.
     """
+    import schemathesis
+    from schemathesis.engine import from_schema
+
     schema = schemathesis.openapi.from_dict(
         openapi_document(sandbox.base_url), config=configuration(sandbox, examples, is_thorough)
     )
@@ -101,6 +99,8 @@ def drive(sandbox: SandboxThread, *, examples: int, is_thorough: bool = False) -
 
 
 def configuration(sandbox: SandboxThread, examples: int, is_thorough: bool) -> SchemathesisConfig:
+    from schemathesis.config import SchemathesisConfig
+
     return SchemathesisConfig.from_dict(
         {
             "seed": SEED,
@@ -140,6 +140,8 @@ def in_order(context: object, path_parameters: dict[str, Any] | None) -> dict[st
 
 def failures_of(event: events.EngineEvent) -> Iterator[str]:
     """Tell what went wrong; to skip an operation is wrong, too."""
+    from schemathesis.engine import Status, events
+
     if isinstance(event, events.NonFatalError):
         yield f"{event.label}: {event.value!r}"
     elif isinstance(event, events.FatalError):
@@ -164,12 +166,11 @@ def _no_proxy() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
 def thorough_run() -> Run:
     """Drive a sandbox whose status tells what schemathesis, too, knows of a batch: whether all of it is valid."""
     options = SandboxOptions(port=0, rejection=Rejection.WHOLE, figures=Figures.SEEDED)
     with SandboxThread(options, clock=lambda: NOW) as sandbox:
-        run = drive(sandbox, examples=20, is_thorough=True)
+        run = drive(sandbox, examples=10, is_thorough=True)
         assert counts(sandbox)["requests"] > 100
         assert counts(sandbox)["events_stored"] > 0
         assert counts(sandbox)["rejected"] > 50
@@ -177,43 +178,51 @@ def thorough_run() -> Run:
 
 
 def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
+    from schemathesis.checks import CHECKS, load_all_checks
+
     load_all_checks()
     assert RUN.isdisjoint(LEFT_OUT)
     assert set(CHECKS.get_all_names()) == RUN | LEFT_OUT
 
 
-def test_sandbox_keeps_its_document(thorough_run):
-    assert not thorough_run.failures, "\n".join(thorough_run.failures)
-    intake, report = thorough_run.statuses("POST"), thorough_run.statuses("GET")
-    assert intake[202] > 10
+def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
+    run = thorough_run()
+    assert not run.failures, "\n".join(run.failures)
+    intake, report = run.statuses("POST"), run.statuses("GET")
+    assert intake[202] > 5
     assert intake[400] > 50
     assert {401, 404, 415} <= intake.keys()
     assert report[200] > 2
     assert {400, 401, 404} <= report.keys()
 
+    # All in one test, since the run is dear and there would be one in each of the processes that share out the tests.
+    posted = [each for each in run.exchanges if has_reached_the_intake(each)]
+    refused = [each for each in posted if each.response.status_code == 400]
+    some = [each for each in posted if each.response.status_code == 202] + refused[::3]
+    for shape, status in OTHER_ANSWERS.items():
+        check_other_answers(some, shape, status)
 
-@pytest.mark.parametrize(
-    ("shape", "status"),
-    [
-        (AnswerShape.COUNTS, 202),
-        (AnswerShape.CREATED, 201),
-        (AnswerShape.PER_EVENT, 207),
-        (AnswerShape.EMPTY, 200),
-        (AnswerShape.NO_CONTENT, 204),
-    ],
-)
-def test_other_answers_to_the_same_batches_are_documented_too(thorough_run, shape, status):
-    posted = [each for each in thorough_run.exchanges if has_reached_the_intake(each)]
+
+def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int) -> None:
+    """Send the same batches to a sandbox that answers in another form: it must be documented, too."""
+    from schemathesis.specs.openapi import checks
+
+    conformance = [
+        checks.status_code_conformance,
+        checks.content_type_conformance,
+        checks.response_headers_conformance,
+        checks.response_schema_conformance,
+    ]
     with (
         SandboxThread(SandboxOptions(port=0, answer=shape), clock=lambda: NOW) as sandbox,
         httpx.Client(base_url=sandbox.base_url, trust_env=False) as client,
     ):
         answers = [again(client, each) for each in posted]
-        assert counts(sandbox)["rejected"] > 50
+        assert counts(sandbox)["rejected"] > 20
     for each, answer in zip(posted, answers, strict=True):
-        each.case.validate_response(answer, checks=CONFORMANCE)
-        assert is_refusal(answer) == (each.response.status_code >= 400)
-    assert {answer.status_code for answer in answers if answer.is_success} == {status}
+        each.case.validate_response(answer, checks=conformance)
+        assert is_refusal(answer) == (each.response.status_code >= 400), shape
+    assert {answer.status_code for answer in answers if answer.is_success} == {status}, shape
 
 
 @pytest.mark.parametrize(
@@ -222,7 +231,7 @@ def test_other_answers_to_the_same_batches_are_documented_too(thorough_run, shap
 def test_limits_are_answered_as_documented(limit, status, form):
     options = SandboxOptions(port=0, retry_after=form, **{limit: CallLimit(3, 60)})
     with SandboxThread(options, clock=lambda: NOW) as sandbox:
-        run = drive(sandbox, examples=10)
+        run = drive(sandbox, examples=6)
     assert not run.failures, "\n".join(run.failures)
     for method in ("POST", "GET"):
         answers = [each.response for each in run.exchanges if each.case.method == method]
@@ -232,7 +241,7 @@ def test_limits_are_answered_as_documented(limit, status, form):
 def test_an_answer_that_is_not_documented_is_noticed():
     script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
     with SandboxThread(script=script, clock=lambda: NOW) as sandbox:
-        run = drive(sandbox, examples=10)
+        run = drive(sandbox, examples=6)
     for method in ("POST", "GET"):
         assert any(text.startswith(method) and "status_code_conformance" in text for text in run.failures)
 

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import pytest
 
 from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, InputSettings, Settings, StateSettings
-from shipper.pipeline import Pipeline, Summary
+from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.records import Backlog, Chunk, Stream
 from shipper.secrets import LiteralSecret
 from shipper.sources.files import FilesOnce
@@ -22,10 +22,11 @@ from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint, answer
 from tests.stage.servers import ACCEPTED, Origin, close
+from tests.unit.cases import each
 from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0
-OPEN_SPANS = 4096
+OPEN_SPANS = 512
 
 
 def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **changes: Any) -> Settings:
@@ -125,7 +126,10 @@ async def test_reading_waits_while_the_service_answers_nothing(make: Any):
     assert pipeline.totals.read == pipeline.totals.pending <= 6
 
 
-async def test_reading_waits_when_too_much_is_settled_behind_a_batch_that_is_not(make: Any, store: Store):
+async def test_reading_waits_when_too_much_is_settled_behind_a_batch_that_is_not(
+    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(settlement, "_MAX_OPEN_SPANS", OPEN_SPANS)
     source = Lines(last=OPEN_SPANS + 500)
     release = anyio.Event()
     pipeline = make(source, [release], [], batch_max_events=1)
@@ -208,7 +212,7 @@ async def test_a_run_that_is_cancelled_from_outside_saves_what_was_settled(make:
     assert store.totals().accepted == 30
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "one_shot", "followed"),
     [
         ({"outcome": "finished"}, 0, 0),

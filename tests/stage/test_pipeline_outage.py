@@ -13,7 +13,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, Settings
+from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.pipeline import Pipeline, Summary
 from shipper.records import Backlog, Chunk, Stream
@@ -25,10 +25,10 @@ from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, e
 T = TypeVar("T")
 
 NOW_S = 1_800_000_000.0
-RATE = 20_000
+RATE = 2_000
 RECORDS = 8 * RATE
-CHUNK = 2_000
-BATCH = 1_000
+CHUNK = 200
+BATCH = 100
 GONE_AT, BACK_AT = 1.0, 3_601.0
 
 
@@ -99,6 +99,7 @@ class Outage:
             ),
             batch=BatchSettings(max_events=BATCH),
             delivery=DeliverySettings(**delivery),
+            state=StateSettings(commit_interval_seconds=10),  # half a second would be most of the work of an hour
         )
         self.most_unsettled = 0
         monkeypatch.setattr("shipper.pipeline.saver.run_sync", at_once)
@@ -130,11 +131,17 @@ def store(tmp_path: Path) -> Iterator[Store]:
     store.close()
 
 
-AWAY = [answer(503), NoAnswerError("connect_error", "no answer", was_sent=False), answer(429)]
-
-
-@pytest.mark.parametrize("reply", AWAY, ids=["503", "no connection", "429"])
-@pytest.mark.parametrize("senders", [{"concurrency": 8}, {"max_concurrency": 64}], ids=["8", "64, adaptive"])
+@pytest.mark.parametrize(
+    ("reply", "senders"),
+    [
+        pytest.param(answer(503), {"concurrency": 8}, id="503, 8"),
+        pytest.param(answer(503), {"max_concurrency": 64}, id="503, 64 adaptive"),
+        pytest.param(answer(429), {"max_concurrency": 64}, id="429, 64 adaptive"),
+        pytest.param(
+            NoAnswerError("connect_error", "no answer", was_sent=False), {"concurrency": 8}, id="no connection, 8"
+        ),
+    ],
+)
 def test_an_hour_without_the_service_costs_no_memory_few_requests_and_no_record(
     store: Store, monkeypatch: pytest.MonkeyPatch, reply: Reply, senders: dict[str, Any]
 ):

@@ -29,6 +29,7 @@ from tests.stage.token_endpoint import (
     oauth2,
     password_grant,
 )
+from tests.unit.cases import each
 
 TRACE = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 
@@ -89,7 +90,7 @@ async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Setti
     assert endpoint.forms == [form]
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "lifetime_s"),
     [
         ({"expires_in": 3599}, 3599),
@@ -104,7 +105,6 @@ async def test_both_grants_send_these_fields_and_no_others(settings: OAuth2Setti
         ({"access_token": "a.%%%.b", "expires_in": None}, 300),
         *[({"expires_in": nonsense}, 300) for nonsense in (None, "soon", "", "-1", "1e3", "٣", True, -1, 0, [5], {})],
     ],
-    ids=str,
 )
 def test_the_lifetime_is_read_leniently_and_counts_from_the_moment_of_asking(written: Any, lifetime_s: float):
     async def main() -> None:

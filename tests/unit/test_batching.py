@@ -106,7 +106,7 @@ def test_many_events_of_one_consumer_make_the_batcher_congested_and_leave_one_by
 PAIRS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 6)), max_size=6)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(PAIRS, st.integers(0, 60)), max_size=12), st.integers(1, 6), st.booleans())
 def test_every_event_leaves_once_and_no_batch_breaks_a_limit(
     chunks: list[tuple[list[tuple[str, int]], int]], max_events: int, unique_consumers: bool

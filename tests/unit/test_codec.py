@@ -10,6 +10,7 @@ import pytest
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
 from shipper.records import Chunk, EncodedChunk, Stream
 from tests.fakes import strict_records
+from tests.unit.cases import each
 
 LATEST = "2026-11-21T00:05:00Z"
 LIMIT = 2000
@@ -186,18 +187,18 @@ def test_a_plain_good_line_passes():
     assert judge(line(1)) == ""
 
 
-@pytest.mark.parametrize(("field", "value"), GOOD)
+@each(("field", "value"), GOOD)
 def test_a_good_value_passes(field: str, value: Any):
     assert judge(line(1, **{field: value})) == ""
 
 
-@pytest.mark.parametrize(("field", "value"), BAD)
+@each(("field", "value"), BAD)
 def test_a_bad_value_breaks_the_rule_of_its_field(field: str, value: Any):
     assert judge(line(1, **{field: value})) == FIELD_RULES[field]
 
 
-@pytest.mark.parametrize("field", FIELD_RULES)
-@pytest.mark.parametrize("value", [None, MISSING, [], {}], ids=["null", "missing", "array", "object"])
+@each("field", FIELD_RULES)
+@each("value", [None, MISSING, [], {}])
 def test_each_field_must_be_there_and_of_its_type(field: str, value: Any):
     assert judge(line(1, **{field: value})) == FIELD_RULES[field]
 
@@ -241,7 +242,7 @@ LINES: list[tuple[str, bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "rule"), [case[1:] for case in LINES], ids=[case[0] for case in LINES])
+@each(("raw", "rule"), [case[1:] for case in LINES])
 def test_a_line_as_a_whole(raw: bytes, rule: str):
     assert judge(raw) == rule
 
@@ -289,10 +290,8 @@ def test_nuls_in_front_of_a_line_are_a_hole_and_keep_the_offset_right():
     assert (piece.span.rejections[0].start_offset, piece.span.rejections[0].raw) == (500, b"x")
 
 
-@pytest.mark.parametrize("neighbours", [0, 1, 30])
-@pytest.mark.parametrize(
-    ("length", "rule"), [(LIMIT - 1, None), (LIMIT, None), (LIMIT + 1, "oversized"), (9000, "oversized")]
-)
+@each("neighbours", [0, 1, 30])
+@each(("length", "rule"), [(LIMIT - 1, None), (LIMIT, None), (LIMIT + 1, "oversized"), (9000, "oversized")])
 def test_the_length_limit_is_exact(length: int, rule: str | None, neighbours: int):
     padded = line(7, Username="x")
     padded = padded.replace(b'"x"', b'"' + b"x" * (length - len(padded) + 1) + b'"')
@@ -318,7 +317,7 @@ def test_no_room_for_one_line_is_said_and_nothing_is_taken():
     assert codec.encode(chunk, 0, room_events=5, room_bytes=len(L1), latest=LATEST) is not None
 
 
-@pytest.mark.parametrize("room_events", [1, 2, 7, 50, 1000])
+@each("room_events", [1, 2, 7, 50, 1000])
 def test_a_piece_is_filled_to_the_room_that_there_is(room_events: int):
     lines = [line(number, Username="x" * (number % 90 + 1)) for number in range(120)]
     pieces = encode(b"\n".join(lines) + b"\n", room_events=room_events)

@@ -12,6 +12,7 @@ from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
 from shipper.records import MARKER_BYTES, Batch, Chunk, Stream
 from tests.fakes import strict_records
+from tests.unit.cases import each
 from tests.unit.test_codec import BTAG_HEX, LATEST, LIMIT, encode, event, good_lines, judge, line
 
 L1 = line(1)
@@ -49,13 +50,13 @@ OUT_OF_RANGE = [
 OTHER_TYPES = [b"true", b'"1"', b"[1]"]
 
 
-@pytest.mark.parametrize("token", [*FRACTIONS, *OUT_OF_RANGE, *OTHER_TYPES])
-@pytest.mark.parametrize("field", ["ConsumerID", "BrandID"])
+@each("token", [*FRACTIONS, *OUT_OF_RANGE, *OTHER_TYPES])
+@each("field", ["ConsumerID", "BrandID"])
 def test_an_id_is_a_whole_number_written_as_one(field: str, token: bytes):
     assert judge(with_raw(field, token)) == FIELD_RULES[field]
 
 
-@pytest.mark.parametrize("token", [b"01", b"1.", b"+1", b"1_0", b"-", b".5", b"1e", b"--1", b"NaN", b"-Infinity"])
+@each("token", [b"01", b"1.", b"+1", b"1_0", b"-", b".5", b"1e", b"--1", b"NaN", b"-Infinity"])
 def test_what_is_no_number_of_json_is_no_json(token: bytes):
     assert judge(with_raw("ConsumerID", token)) == "json"
 
@@ -65,7 +66,7 @@ def test_an_id_reaches_up_to_the_largest_signed_number(token: bytes):
     assert judge(with_raw("ConsumerID", token)) == ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("escape", "rule"),
     [
         (rb"\u0000", ""),
@@ -88,18 +89,17 @@ def test_escapes_and_control_characters(escape: bytes, rule: str):
     assert judge(with_raw("Username", b'"a' + escape + b'z"')) == rule
 
 
-@pytest.mark.parametrize("field", TEXT_FIELDS)
-@pytest.mark.parametrize(
+@each("field", TEXT_FIELDS)
+@each(
     "data",
     [b"\xff", b"\xc0\x80", b"\xe9", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xc3"],
-    ids=["no lead byte", "overlong", "latin-1", "surrogate", "too large", "torn"],
 )
 def test_what_is_not_utf8_is_told_as_such_in_every_field(field: str, data: bytes):
     value = json.dumps(event()[field]).encode()
     assert judge(with_raw(field, value[:-1] + data + b'"')) == "encoding"
 
 
-@pytest.mark.parametrize("field", TEXT_FIELDS)
+@each("field", TEXT_FIELDS)
 def test_half_a_surrogate_pair_is_refused_in_every_field(field: str):
     assert judge(with_raw(field, json.dumps(event()[field]).encode()[:-1] + rb'\udc00"')) == "json"
 
@@ -126,7 +126,7 @@ OTHER_FORMS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         *(f"{day}T00:00:00Z" for day in NO_SUCH_DAY),
@@ -139,7 +139,7 @@ def test_what_is_no_instant_of_the_past_is_refused(value: str):
     assert judge(line(1, Timestamp=value)) == "timestamp"
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "values"),
     [
         ("Timestamp", ['1-2-3T4:5:Z","--T::Z', "20261110123000202611"]),
@@ -200,7 +200,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("raw", "rule"), [case[1:] for case in LINES], ids=[case[0] for case in LINES])
+@each(("raw", "rule"), [case[1:] for case in LINES])
 def test_a_line_as_a_whole(raw: bytes, rule: str):
     assert judge(raw) == rule
 
@@ -214,7 +214,7 @@ def test_the_deepest_nesting_is_refused_like_any_other_line(opening: bytes):
     assert [rejection.raw == deep for piece in pieces for rejection in piece.span.rejections] == [True]
 
 
-@pytest.mark.parametrize("at", range(1, len(L1)))
+@each("at", range(1, len(L1)))
 def test_an_object_cut_by_a_newline_anywhere_is_two_bad_lines(at: int):
     two = line(7) + b"," + line(8)
     pieces = encode(b"\n".join([line(5), L1[:at], L1[at:], two, line(6)]) + b"\n")
@@ -256,7 +256,7 @@ def test_a_refused_line_keeps_its_carriage_return_and_knows_its_event():
     assert piece.lines == line(2) + b"\r"
 
 
-@pytest.mark.parametrize("data", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf\r\n\r\n", b"\0" * 300, b" \0\n"])
+@each("data", [b"\xef\xbb\xbf", b"\xef\xbb\xbf\n", b"\xef\xbb\xbf\r\n\r\n", b"\0" * 300, b" \0\n"])
 def test_nothing_but_marks_blanks_and_holes_is_no_record(data: bytes):
     (piece,) = encode(data)
     assert (piece.span.start_offset, piece.span.end_offset, piece.span.records) == (0, len(data), 0)
@@ -320,9 +320,9 @@ def pack(data: bytes, *, max_record_bytes: int, max_bytes: int) -> list[Batch]:
 ENVELOPE = len(b'{"EventType":"Acquisition","events":[]}')
 
 
-@pytest.mark.parametrize("length", [LIMIT - 2, LIMIT - 1, LIMIT])
-@pytest.mark.parametrize("spare", [0, 1, 2, 200, 400])
-@pytest.mark.parametrize("end", [b"\n", b""], ids=["newline", "end of input"])
+@each("length", [LIMIT - 2, LIMIT - 1, LIMIT])
+@each("spare", [0, 1, 2, 200, 400])
+@each("end", [b"\n", b""])
 def test_a_line_of_exactly_the_limit_needs_room_like_any_other(length: int, spare: int, end: bytes):
     lines = [
         line(1, ConsumerID=1),

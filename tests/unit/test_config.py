@@ -33,6 +33,7 @@ from shipper.config import (
 from shipper.errors import ConfigError
 from shipper.settings_schema import expectation, leaves
 from shipper.settings_sources import USUAL_FILES, decode_custom
+from tests.unit.cases import each
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "config").glob("*.toml"))
 CANARY = "canary-4f1d"
@@ -112,7 +113,7 @@ def test_one_layer_may_write_a_secret_in_pieces() -> None:
     assert settings.intake.token == SecretReference(file="/f", allow_group_readable=True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("override", "expected"),
     [
         ("input.include=['a*', \"b\"]", ("a*", "b")),
@@ -136,7 +137,7 @@ def test_an_address_in_brackets_is_text() -> None:
     assert load(overrides=("admin.listen=[::1]:9464",)).admin.listen == "[::1]:9464"
 
 
-@pytest.mark.parametrize("written", ["9464", "127.0.0.1", ":9464", "http://127.0.0.1:9464", "h:99999", "h:1/", "u@h:1"])
+@each("written", ["9464", "127.0.0.1", ":9464", "http://127.0.0.1:9464", "h:99999", "h:1/", "u@h:1"])
 def test_an_address_to_listen_on_has_host_and_port(written: str) -> None:
     error = refused(overrides=(f"admin.listen={written}",))
     assert error.key == "admin.listen"
@@ -200,7 +201,7 @@ def test_a_byte_order_mark_is_no_obstacle() -> None:
 # --- what is wrong, where, and what to do ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("toml", "key", "says"),
     [
         ("[batch]\nmax_events = 0", "batch.max_events", "0: expected a whole number, at least 1"),
@@ -284,7 +285,7 @@ def test_all_keys_decode() -> None:
 # --- records ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("toml", "key", "says"),
     [
         ("mode = 'normalise'", "mode", "did you mean normalize?"),
@@ -376,7 +377,7 @@ def test_an_error_in_records_names_the_layer_that_wrote_it() -> None:
 # --- addresses ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "kept"),
     [
         ("https://intake.example.com", "https://intake.example.com"),
@@ -391,7 +392,7 @@ def test_an_address_is_kept_without_its_trailing_slash(written: str, kept: str) 
     assert EndpointSettings(base_url=written).base_url == kept
 
 
-@pytest.mark.parametrize(
+@each(
     "written",
     [
         "",
@@ -457,7 +458,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
     assert resolve_secret(SecretReference(env="SOME_SECRET"), key="k") == "value"
 
 
-@pytest.mark.parametrize(
+@each(
     ("reference", "says"),
     [
         (SecretReference(env="NOT_SET"), "environment variable NOT_SET is not set"),
@@ -479,7 +480,7 @@ def test_a_pipe_in_the_place_of_a_secret_does_not_block() -> None:
         resolve_secret(SecretReference(file="pipe"), key="k")
 
 
-@pytest.mark.parametrize(
+@each(
     ("mode", "is_allowed", "is_refused"),
     [
         (0o600, False, False),
@@ -501,7 +502,7 @@ def test_a_secret_that_others_can_read_is_refused(mode: int, is_allowed: bool, i
         resolve_secret(reference, key="k")
 
 
-@pytest.mark.parametrize("unfit", ["", "\n", "a\nb", "a\tb", "a\x7f", "a\x85", " a", "a ", "a€", "x" * 70_000])
+@each("unfit", ["", "\n", "a\nb", "a\tb", "a\x7f", "a\x85", " a", "a ", "a€", "x" * 70_000])
 def test_a_secret_that_no_header_can_carry_is_refused_without_showing_it(unfit: str) -> None:
     value = unfit.replace("a", CANARY)
     with pytest.raises(ConfigError) as caught:
@@ -517,7 +518,7 @@ def test_a_secret_that_is_not_utf_8_is_refused_without_showing_it() -> None:
     assert CANARY not in repr((caught.value, caught.value.__cause__))
 
 
-@pytest.mark.parametrize(
+@each(
     "toml",
     [
         "token = {}",
@@ -652,7 +653,7 @@ def test_tokens_may_come_from_a_token_endpoint_instead() -> None:
     assert require_endpoint(settings, "intake").oauth2 is not None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "key", "words"),
     [
         (OAUTH2, "intake.oauth2.client_secret", "is missing"),

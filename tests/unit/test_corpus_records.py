@@ -13,6 +13,7 @@ from shipper.codec import FIELD_RULES, MESSAGES, Codec
 from shipper.codec.judge import SEPARATOR, Judge
 from shipper.records import Chunk, EncodedChunk, Rejection, Stream
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
+from tests.unit.cases import each
 
 START = 5000
 BROKEN = b"no JSON"
@@ -31,7 +32,7 @@ NORMALISATIONS = {
 }
 
 both_modes = pytest.mark.parametrize("mode", ["normalize", "strict"])
-each_entry = pytest.mark.parametrize("entry", ENTRIES, ids=repr)
+each_entry = each("entry", ENTRIES)
 
 
 def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
@@ -110,7 +111,7 @@ def test_a_record_gets_its_verdict_on_every_path(entry: Entry, mode: Mode):
 
 
 @both_modes
-@pytest.mark.parametrize("entry", [entry for entry in ENTRIES if entry.outcome("strict").line == entry.line], ids=repr)
+@each("entry", [entry for entry in ENTRIES if entry.outcome("strict").line == entry.line])
 def test_what_leaves_as_it_came_needs_no_sorting_out(entry: Entry, mode: Mode):
     lines = [each.line for each in entry.neighbours(1, 2)] + [entry.line]
     array = b"[" + b"".join(line + SEPARATOR for line in lines) + b"null]"
@@ -149,7 +150,7 @@ def test_the_corpus_has_every_rule_and_every_normalisation():
     assert {entry.shows for entry in ENTRIES if entry.shows} == NORMALISATIONS
 
 
-@pytest.mark.parametrize("field", FIELD_RULES)
+@each("field", FIELD_RULES)
 def test_the_corpus_has_each_field_absent_null_and_empty(field: str):
     names = [
         entry.name for entry in ENTRIES if entry.name.startswith("empty: ") and entry.name.split()[-3:].count(field)

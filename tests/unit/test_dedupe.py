@@ -54,7 +54,7 @@ def test_exactly_the_last_ids_are_still_known_when_a_generation_ends():
     assert window.admit(["a"]), "it was forgotten"
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.integers(1, 8), st.lists(st.lists(st.integers(0, 40), max_size=4), max_size=60))
 def test_against_a_list_of_everything(size: int, admissions: list[list[int]]):
     window = DedupeWindow(size)

@@ -21,6 +21,7 @@ from shipper.sandbox.figures import (
     stretches,
 )
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES
+from tests.unit.cases import each
 
 DEAL = Deal(seed=1, account_id=1001, brand_id=11, source_id=50121)
 DEALS = [Deal(7, 1001, brand_id, source_id) for brand_id, source_id in product(BRANDS, MARKETING_SOURCES)]
@@ -87,7 +88,7 @@ def test_figures_of_a_seed_stay_the_same_from_release_to_release():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("deal", "day", "restated"),
     [
         (DEAL._replace(seed=2), DAY, {}),
@@ -173,8 +174,8 @@ def test_adjustment_takes_back_no_more_than_there_was(year):
 # A period
 
 
-@pytest.mark.parametrize(("start", "end"), PERIODS)
-@pytest.mark.parametrize("restated", [{}, {DAY: 1, date(2026, 2, 28): 3}])
+@each(("start", "end"), PERIODS)
+@each("restated", [{}, {DAY: 1, date(2026, 2, 28): 3}])
 def test_all_but_distinct_customers_is_the_sum_of_the_days(start, end, restated):
     days = [day for day in days_of(stretches(start, end, restated)) if start <= day <= end]
     assert len(days) == (end - start).days + 1
@@ -182,8 +183,8 @@ def test_all_but_distinct_customers_is_the_sum_of_the_days(start, end, restated)
     assert additive(figures(DEAL, start, end, restated)) == [sum(column) for column in columns]
 
 
-@pytest.mark.parametrize("deal", DEALS[:3])
-@pytest.mark.parametrize(("start", "end"), PERIODS)
+@each("deal", DEALS[:3])
+@each(("start", "end"), PERIODS)
 def test_returning_customers_lie_between_the_busiest_day_and_the_sum(deal, start, end):
     daily = [returning_customers(figures(deal, day, day)) for day in days_of(stretches(start, end, {}))]
     returning = returning_customers(figures(deal, start, end))
@@ -215,7 +216,7 @@ def test_period_without_days_has_zeros_of_the_same_form(start, end):
 # Cutting a period
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "expected"),
     [
         (DAY, DAY, [(2026, 1, 15, 15)]),

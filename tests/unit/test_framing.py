@@ -9,11 +9,11 @@ import pickle
 from collections.abc import Sequence
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+from tests.unit.cases import each
 
 BATCH = BatchElements()
 CSV = CsvRows(b"a,b,c\n", ",")
@@ -36,7 +36,7 @@ def assert_cuts_do_not_matter(framing: Framing, data: bytes) -> None:
         assert [part for part in parts if part] == [record for record in whole if record], at
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "expected"),
     [
         (b'[{"a":1},{"b":[{}]}]', [b'{"a":1}', b'{"b":[{}]}']),
@@ -54,7 +54,7 @@ def test_elements_of_batches(data: bytes, expected: list[bytes]):
     assert records(BATCH, data) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "expected"),
     [
         (b"1,2,3\n4,5,6\n", [b"1,2,3", b"4,5,6"]),
@@ -99,7 +99,7 @@ _values = st.recursive(
 _objects = st.dictionaries(st.text("ab{", min_size=1, max_size=2), _values, min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(_objects, max_size=3), min_size=1, max_size=3), st.sampled_from([None, 1]), st.booleans())
 def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
     batches: list[list[dict]], indent: int | None, has_envelope: bool
@@ -123,7 +123,7 @@ def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
         assert 0 <= framing.cut(data, is_final=False) <= framing.cut(data, is_final=True) == len(data)
 
 
-@pytest.mark.parametrize(
+@each(
     ("head", "is_whole", "expected"),
     [
         (b'{"EventId":"x"}\n', False, "ndjson"),
@@ -155,7 +155,7 @@ def test_the_first_bytes_tell_the_format(head: bytes, is_whole: bool, expected: 
     assert sniff(head, is_whole=is_whole) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("head", "delimiter", "names"),
     [
         (b"a,b\n1,2\n", "", ["a", "b"]),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
-
 import shipper
+from tests.unit.cases import each
 
 ROOT = Path(shipper.__file__).parent
 
@@ -37,8 +37,13 @@ def unit_of(path: Path) -> str:
     return parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Yield the dotted names of all imports, also those inside functions."""
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Tell the dotted names of all imports, also those inside functions."""
+    return frozenset(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -69,7 +74,7 @@ def test_every_unit_has_a_layer():
     assert units == set(LEVEL)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@each("path", MODULES)
 def test_imports_go_down_only(path: Path):
     unit = unit_of(path)
     if unit in OPEN_TO_ALL | {"__main__"}:
@@ -78,16 +83,16 @@ def test_imports_go_down_only(path: Path):
         assert LEVEL[other] < LEVEL[unit], f"{unit} must not import {other}"
 
 
-@pytest.mark.parametrize("path", [path for path in MODULES if unit_of(path) in PURE], ids=lambda path: path.name)
+@each("path", [path for path in MODULES if unit_of(path) in PURE])
 def test_the_core_is_pure(path: Path):
     assert not {name.split(".")[0] for name in imports_of(path)} & NO_IO
 
 
 def test_the_http_library_stands_behind_one_class():
-    users = {str(path.relative_to(ROOT)) for path in MODULES if {"httpx", "httpcore"} & set(imports_of(path))}
+    users = {str(path.relative_to(ROOT)) for path in MODULES if {"httpx", "httpcore"} & imports_of(path)}
     assert users == {"delivery/line.py", "delivery/kept.py"}
 
 
 def test_only_the_command_line_reads_the_clock_of_the_wall():
-    users = {unit_of(path) for path in MODULES if "time" in set(imports_of(path))}
+    users = {unit_of(path) for path in MODULES if "time" in imports_of(path)}
     assert users <= {"cli", "library"}

@@ -29,6 +29,7 @@ from shipper.state.letters import Content
 from shipper.state.schema import SCHEMA_VERSION
 from shipper.state.store import Store
 from tests.older_state import BACK_TO_3
+from tests.unit.cases import each
 from tests.unit.test_codec import MISSING, event
 from tests.unit.test_letters import VERSION_1
 
@@ -161,7 +162,7 @@ def test_an_hour_is_of_the_day_that_its_zone_has():
     assert days_of_zone("UTC").hour_of("2026-10-01T22") == "2026-10-01T22Z"
 
 
-@pytest.mark.parametrize("hours", OFFSETS)
+@each("hours", OFFSETS)
 def test_the_zone_that_is_named_for_an_offset_has_that_offset(hours: int):
     named, made = days_of_zone(zone_of_offset(hours)), days_of_offset(hours)
     for hour in range(24):
@@ -231,7 +232,7 @@ def test_a_dead_letter_is_read_by_the_mapping_and_as_csv():
     assert where(Content(header, b"2026-11-20T12:30:00Z;7\n")) is None
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         *(Content(b"", raw) for raw in (b"", b"broken", b"[]", b"\xff", b"null", b"[" * 5000)),

@@ -19,6 +19,7 @@ from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 from shipper.state.replay import Replay, ReplayStream
 from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of
 from shipper.state.store import Store
+from tests.unit.cases import each
 
 VERSION_1 = """
 CREATE TABLE streams (
@@ -192,7 +193,7 @@ def test_a_message_has_an_end(store: Store):
     assert store.letters.newest(EVERYTHING, 1)[0].message == "é" * 2048
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "wanted"),
     [
         (b'{"ConsumerID":42}', "42"),

@@ -10,6 +10,7 @@ from shipper.codec.mapping import SourceMapping
 from shipper.codec.normalize import ABSENT
 from shipper.errors import ConfigError
 from shipper.settings_mapping import FIELDS, field_sources
+from tests.unit.cases import each
 
 
 def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:
@@ -17,7 +18,7 @@ def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:
     return SourceMapping(field_sources({field: written})).columns(documents)[FIELDS.index(field)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("written", "document", "value"),
     [
         ("a", {"a": 1}, 1),
@@ -78,7 +79,7 @@ def test_a_field_that_is_not_mapped_comes_from_the_field_of_its_name():
     assert columns == [[field if field != "IP" else ABSENT, ABSENT] for field in FIELDS]
 
 
-@pytest.mark.parametrize(
+@each(
     ("mapping", "used", "unused"),
     [
         ({}, set(FIELDS), {"x"}),
@@ -127,7 +128,7 @@ REFUSED: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("field", "written", "says"), REFUSED)
+@each(("field", "written", "says"), REFUSED)
 def test_a_mapping_that_cannot_be_meant_is_refused_by_its_key(field: str, written: Any, says: str):
     with pytest.raises(ConfigError) as caught:
         field_sources({"BTag": "btag", field: written})

@@ -10,6 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from shipper.codec.normalize import ABSENT, normalizers
+from tests.unit.cases import each
 
 NORMALIZERS = normalizers("Europe/Malta", relaxed=())
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -162,7 +163,7 @@ def test_each_field_but_two_has_a_normaliser():
     assert not set(NORMALIZERS) & {"Username", "ConsumerStatus"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "rule", "value", "normal"),
     [
         ("IP", "ip", " 1.2.3.4", " 1.2.3.4"),

@@ -12,11 +12,11 @@ from typing import Any
 import jsonschema_rs
 import msgspec
 import pytest
-from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR
 
 from shipper import wire
 from shipper.sandbox.openapi import CHOICE, EXAMPLE_BASE_URL, openapi_bytes, openapi_document
 from shipper.sandbox.samples import sample_lines
+from tests.unit.cases import each
 
 KEPT = Path(__file__).parents[2] / "config" / "openapi.json"
 DOCUMENT: dict[str, Any] = openapi_document(EXAMPLE_BASE_URL)
@@ -64,10 +64,12 @@ def test_document_is_new_each_time_and_names_the_server():
 
 
 def test_document_is_openapi():
+    from schemathesis.specs.openapi.definitions import OPENAPI_31_VALIDATOR  # takes a while, for whoever collects tests
+
     OPENAPI_31_VALIDATOR.validate(DOCUMENT)
 
 
-@pytest.mark.parametrize("name", DOCUMENT["components"]["schemas"])
+@each("name", DOCUMENT["components"]["schemas"])
 def test_schemas_are_valid(name):
     jsonschema_rs.Draft202012Validator(
         {**DOCUMENT["components"]["schemas"][name], "components": DOCUMENT["components"]}
@@ -196,7 +198,7 @@ def test_sample_events_keep_the_schema():
         EVENTS.validate(json.loads(line))
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("Timestamp", "2024-02-29T23:59:59Z"),
@@ -215,7 +217,7 @@ def test_event_at_a_bound_keeps_the_schema(field, value):
     EVENTS.validate({**EVENT, field: value})
 
 
-@pytest.mark.parametrize(
+@each(
     ("field", "value"),
     [
         ("EventId", EVENT["EventId"].upper()),
@@ -249,6 +251,6 @@ def test_event_that_the_intake_refuses_breaks_the_schema(field, value):
     assert not EVENTS.is_valid({**EVENT, field: value})
 
 
-@pytest.mark.parametrize("field", EVENT)
+@each("field", EVENT)
 def test_event_without_a_field_breaks_the_schema(field):
     assert not EVENTS.is_valid({name: value for name, value in EVENT.items() if name != field})

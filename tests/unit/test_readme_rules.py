@@ -7,11 +7,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from shipper.codec import FIELD_RULES, Codec
 from shipper.config import RecordsSettings
 from shipper.records import Chunk, EncodedChunk, Stream
+from tests.unit.cases import each
 from tests.unit.test_codec import LATEST, event
 
 README = Path(__file__).parents[2] / "README.md"
@@ -61,7 +60,7 @@ def test_the_table_has_every_field_with_its_rule():
     assert {row.field: row.rule for row in rows()} == FIELD_RULES
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.field)
+@each("row", rows())
 def test_what_the_table_says_is_put_right_is_put_right_and_refused_in_strict_mode(row: Row):
     for value, form in row.mended:
         piece = encode(row.field, value)
@@ -71,7 +70,7 @@ def test_what_the_table_says_is_put_right_is_put_right_and_refused_in_strict_mod
         assert encode(row.field, form, "strict").event_ids, "the normal form is the wire form"
 
 
-@pytest.mark.parametrize("row", rows(), ids=lambda row: row.field)
+@each("row", rows())
 def test_what_the_table_says_is_refused_is_refused_by_its_rule(row: Row):
     assert row.refused
     for value in row.refused:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from shipper.cli.app import command_line
 from shipper.cli.report.options import selected
 from shipper.errors import ShipperError, SourceError
+from tests.unit.cases import each
 
 OCTOBER = ("2026-10-01", "2026-10-31")
 SENSELESS = [
@@ -90,7 +91,7 @@ def test_file_that_is_no_list_of_accounts_is_refused(tmp_path: Path, text: str, 
         selected([*OCTOBER], None, str(file), "none")
 
 
-@pytest.mark.parametrize("word", ["-1", "0", "1e3", "1_000", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 19, "9" * 20])
+@each("word", ["-1", "0", "1e3", "1_000", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 19, "9" * 20])
 def test_what_is_no_account_is_refused(word: str):
     with pytest.raises(typer.BadParameter, match="is no account's number"):
         selected([word, *OCTOBER], None, "", "none")

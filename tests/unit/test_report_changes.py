@@ -7,8 +7,7 @@ from decimal import Decimal
 from random import Random
 
 import msgspec
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -16,6 +15,7 @@ from shipper import wire
 from shipper.report.changes import Change, diff
 from shipper.report.content import content_hash
 from tests.report_documents import brand, entry, pair, report
+from tests.unit.cases import each
 
 AMOUNTS = st.one_of(st.none(), st.sampled_from(["0", "0.0000", "-1.5", "7.25", "100"]).map(Decimal))
 PAIRS = st.one_of(st.none(), st.builds(wire.AmountPair, AMOUNTS, AMOUNTS))
@@ -94,11 +94,13 @@ def test_zero_is_not_missing():
     assert [change.field for change in diff(old, new)] == ["fees.result", "fees.adjustment"]
 
 
+@settings(max_examples=40)
 @given(REPORTS, st.randoms(use_true_random=False))
 def test_order_id_and_time_are_no_change(made, rng):
     assert diff(made, shuffled(made, rng)) == []
 
 
+@settings(max_examples=40)
 @given(REPORTS, REPORTS)
 def test_changes_backwards_are_the_same_changes(old, new):
     forwards = {(change.path, repr(change.old), repr(change.new)) for change in diff(old, new)}
@@ -108,6 +110,7 @@ def test_changes_backwards_are_the_same_changes(old, new):
 # Content
 
 
+@settings(max_examples=40)
 @given(REPORTS, REPORTS)
 def test_contents_are_the_same_where_nothing_differs(old, new):
     hashes = [content_hash(wire.encode_report(each)) for each in (old, new)]
@@ -118,6 +121,7 @@ def test_contents_are_the_same_where_nothing_differs(old, new):
         assert any(b"{}" in wire.encode_report(each) for each in (old, new))
 
 
+@settings(max_examples=40)
 @given(REPORTS, st.randoms(use_true_random=False))
 def test_order_id_and_time_do_not_count_as_content(made, rng):
     other = shuffled(made, rng)
@@ -128,7 +132,7 @@ def test_order_id_and_time_do_not_count_as_content(made, rng):
     assert len({content_hash(body) for body in bodies}) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("one", "other", "is_same"),
     [
         ("1.5", "1.5000", True),

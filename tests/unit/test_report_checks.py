@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import date
 from decimal import Decimal
 
@@ -16,6 +17,7 @@ from shipper.report.ranges import DateRange
 from shipper.sandbox.options import Figures
 from shipper.sandbox.report import build_report
 from tests.report_documents import NOW, brand, entry, pair, report, seeded
+from tests.unit.cases import each
 
 JANUARY = DateRange(date(2026, 1, 1), date(2026, 1, 31))
 DECEMBER = DateRange(date(2025, 12, 1), date(2025, 12, 31))
@@ -46,8 +48,13 @@ def with_entries(*entries: wire.MarketingSource, **changes) -> wire.DailyReport:
 # A sound report
 
 
-@pytest.mark.parametrize("made", [seeded(*JANUARY), report(brand(entry())), report()], ids=["seeded", "one", "empty"])
-def test_of_a_sound_report_only_the_hypotheses_are_told(made):
+@pytest.mark.parametrize(
+    "make",
+    [lambda: seeded(*JANUARY), lambda: report(brand(entry())), report],
+    ids=["seeded", "one", "empty"],
+)
+def test_of_a_sound_report_only_the_hypotheses_are_told(make: Callable[[], wire.DailyReport]):
+    made = make()
     findings = found(made)
     assert set(findings) == (HYPOTHESES if made.brands else set(sorted(HYPOTHESES)[:2]))
     assert {finding.severity for of_check in findings.values() for finding in of_check} == {"info"}
@@ -65,7 +72,7 @@ def test_balances_of_invented_figures_hang_together():
 # Balances
 
 
-@pytest.mark.parametrize(
+@each(
     ("outgoing", "is_sum", "is_opening_and_sum"),
     [
         ("957.18", True, False),
@@ -151,7 +158,7 @@ def test_large_figures_are_added_exactly():
     assert only(made, "outgoing_balance_is_sources", tolerance=tolerance).message.endswith("holds")
 
 
-@pytest.mark.parametrize(
+@each(
     ("made", "untold"),
     [
         (with_entries(entry(), outgoing_balance=None), ["is_sources", "is_opening_and_sources"]),
@@ -187,7 +194,7 @@ def test_missing_rate_and_rate_of_zero_cannot_be_told(rate):
 # The period
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "is_right"),
     [
         ("2026-01-01T00:00:00", "2026-01-31T23:59:59", True),
@@ -230,7 +237,7 @@ def test_ids_that_are_there_twice_are_found_in_their_parent_only():
     ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("currency", "rate", "is_right"),
     [
         ("Euro", None, True),
@@ -313,7 +320,7 @@ def test_opening_balance_is_compared_with_the_period_before(opening, severity):
     assert finding.residual == Decimal(opening) - Decimal("488.59")
 
 
-@pytest.mark.parametrize(
+@each(
     ("end", "is_adjacent"),
     [
         ("2025-12-31T23:59:59", True),
@@ -336,7 +343,7 @@ def test_missing_balance_of_the_period_before_is_no_warning():
     assert only(report(), "opening_balance_is_previous", previous=previous).severity == "info"
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "is_right"),
     [
         ({}, True),

@@ -7,9 +7,10 @@ import pytest
 from shipper.errors import ReportError
 from shipper.report import currencies
 from shipper.report.currencies import currency_code, currency_name
+from tests.unit.cases import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "code"),
     [
         ("Euro", "EUR"),
@@ -47,7 +48,7 @@ def test_name_has_its_code(name, code):
     assert currency_code(name) == code
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *(None, "", "s", "$", "XYZ", "US", "Euro Dollar", "Monopoly Money"),
@@ -70,7 +71,7 @@ def test_no_name_belongs_to_two_currencies():
     assert len(dict(spellings)) == len(set(spellings))
 
 
-@pytest.mark.parametrize("code", list(currencies._NAMES_BY_CODE))
+@each("code", list(currencies._NAMES_BY_CODE))
 def test_usual_name_leads_back_to_the_code(code):
     name = currency_name(code)
     assert name

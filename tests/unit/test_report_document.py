@@ -17,6 +17,7 @@ from shipper import wire
 from shipper.errors import ReportError
 from shipper.report.document import FetchedReport, read_report
 from tests.report_documents import brand, entry, pair, report
+from tests.unit.cases import each
 
 BODY = Path(__file__).with_name("daily_report.json").read_bytes()
 SOURCE = ("brands", 0, "marketingSources", 0)
@@ -169,7 +170,7 @@ def test_total_is_exact_and_missing_if_a_part_is():
 # Missing
 
 
-@pytest.mark.parametrize("path", MAY_BE_MISSING, ids=dotted)
+@each("path", MAY_BE_MISSING)
 def test_what_is_missing_is_none_and_stays_missing(path):
     body = without(path)
     made = read(body).report
@@ -177,13 +178,13 @@ def test_what_is_missing_is_none_and_stays_missing(path):
     assert parsed(wire.encode_report(made)) == parsed(body)
 
 
-@pytest.mark.parametrize("path", MAY_BE_MISSING, ids=dotted)
+@each("path", MAY_BE_MISSING)
 def test_null_is_missing(path):
     assert read(changed(path, None)).report == read(without(path)).report
 
 
-@pytest.mark.parametrize("path", NEEDED, ids=dotted)
-@pytest.mark.parametrize("is_null", [True, False])
+@each("path", NEEDED)
+@each("is_null", [True, False])
 def test_report_without_what_tells_whose_and_which_it_is_is_refused(path, is_null):
     with pytest.raises(ReportError, match=re.escape(str(path[-1])) if not is_null else "not a daily report"):
         read(changed(path, None) if is_null else without(path))
@@ -241,7 +242,7 @@ def test_report_of_another_account_is_an_error():
         read_report(BODY, account_id=7)
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "message"),
     [
         (b"", "not JSON"),
@@ -270,15 +271,15 @@ def test_what_is_no_report_is_named(body, message):
         read(body)
 
 
-@pytest.mark.parametrize("path", FIGURES, ids=dotted)
-@pytest.mark.parametrize("text", [b'"1.0000"', b'"NaN"', b'"Infinity"', b"1e999999999"])
+@each("path", FIGURES)
+@each("text", [b'"1.0000"', b'"NaN"', b'"Infinity"', b"1e999999999"])
 def test_figure_that_is_a_string_or_out_of_range_is_refused_with_its_path(path, text):
     why = "a string" if text.startswith(b'"') else "out of range"
     with pytest.raises(ReportError, match=re.escape(f" $.{dotted(path)} is {why}")):
         read(changed(path, text))
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "is_read"),
     [
         (b"1e29", True),

@@ -10,22 +10,23 @@ import stat
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
-import openpyxl
-import polars
 import pytest
-from openpyxl.utils.escape import unescape
 
 from shipper.errors import ReportError
 from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx, write_whole
 from shipper.report.rows import Column, FlatTable, account_table, source_table
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report
 
+if TYPE_CHECKING:  # openpyxl and polars take a third of a second, which every process that collects tests would spend
+    import openpyxl
+
 CREATED = datetime(2026, 2, 2, 8, 15, tzinfo=UTC)
 LONG = "123456789012345678901234567890.123400000000000000000000000001"  # 60 digits
-TABLES = [source_table(months()), account_table(months())]
 
 # Figures that a binary fraction, 28 digits or four decimals cannot hold.
 AWKWARD = ("0.1", "1.23456", "-0.0001", "1234567890123.4567", "99999999999999.9999", "1E+3", "0.0000", "-12.0000")
@@ -38,6 +39,19 @@ def awkward(figures: tuple[str, ...] = AWKWARD) -> FlatTable:
     return source_table([fetched(report(brand(*entries, holes)))])
 
 
+@cache
+def tables() -> list[FlatTable]:
+    return [source_table(months()), account_table(months())]
+
+
+def table_of(name: str) -> FlatTable:
+    match name:
+        case "sources" | "accounts":
+            return tables()[name == "accounts"]
+        case _:
+            return awkward((LONG,)) if name == "long" else awkward()
+
+
 def column(table: FlatTable, name: str) -> list[object]:
     index = [one.name for one in table.columns].index(name)
     return [row[index] for row in table.rows]
@@ -48,6 +62,8 @@ def csv_rows(data: bytes, delimiter: str = ",") -> list[dict[str, str]]:
 
 
 def sheets(data: bytes) -> openpyxl.Workbook:
+    import openpyxl
+
     return openpyxl.load_workbook(io.BytesIO(data))
 
 
@@ -59,10 +75,9 @@ def xlsx_rows(data: bytes, name: str) -> list[dict[str, openpyxl.cell.Cell]]:
 # CSV
 
 
-@pytest.mark.parametrize(
-    "table", [*TABLES, awkward(), awkward((LONG,))], ids=["sources", "accounts", "awkward", "long"]
-)
-def test_csv_has_every_value(table: FlatTable):
+@pytest.mark.parametrize("name", ["sources", "accounts", "awkward", "long"])
+def test_csv_has_every_value(name: str):
+    table = table_of(name)
     rows = csv_rows(to_csv(table))
     assert len(rows) == len(table.rows)
     for row, values in zip(rows, table.rows, strict=True):
@@ -79,14 +94,14 @@ def test_csv_has_every_value(table: FlatTable):
 
 def test_csv_keeps_the_scale_of_the_document():
     assert [row["fees_result"] for row in csv_rows(to_csv(awkward()))][:2] == ["0.1", "1.23456"]
-    assert csv_rows(to_csv(TABLES[0]))[0]["exchange_rate"] == "1.0000"
+    assert csv_rows(to_csv(tables()[0]))[0]["exchange_rate"] == "1.0000"
 
 
 def test_csv_is_a_header_and_lines_that_end_as_rfc_4180_says():
-    data = to_csv(TABLES[1])
-    assert data.count(b"\r\n") == data.count(b"\n") == 1 + len(TABLES[1].rows)
+    data = to_csv(tables()[1])
+    assert data.count(b"\r\n") == data.count(b"\n") == 1 + len(tables()[1].rows)
     assert data.startswith(b"account_id,account_name,")
-    assert to_csv(FlatTable("empty", TABLES[1].columns, [])).count(b"\n") == 1
+    assert to_csv(FlatTable("empty", tables()[1].columns, [])).count(b"\n") == 1
 
 
 @pytest.mark.parametrize("delimiter", DELIMITERS)
@@ -119,10 +134,9 @@ def unguarded(text: str) -> str:
 # JSON lines
 
 
-@pytest.mark.parametrize(
-    "table", [*TABLES, awkward(), awkward((LONG,))], ids=["sources", "accounts", "awkward", "long"]
-)
-def test_ndjson_has_every_value_and_its_scale(table: FlatTable):
+@pytest.mark.parametrize("name", ["sources", "accounts", "awkward", "long"])
+def test_ndjson_has_every_value_and_its_scale(name: str):
+    table = table_of(name)
     lines = to_ndjson(table).splitlines()
     assert len(lines) == len(table.rows)
     for line, values in zip(lines, table.rows, strict=True):
@@ -150,15 +164,20 @@ def test_ndjson_leaves_names_as_they_are():
 # Parquet
 
 
-@pytest.mark.parametrize("table", [*TABLES, awkward()], ids=["sources", "accounts", "awkward"])
-def test_parquet_has_every_value(table: FlatTable):
+@pytest.mark.parametrize("name", ["sources", "accounts", "awkward"])
+def test_parquet_has_every_value(name: str):
+    import polars
+
+    table = table_of(name)
     frame = polars.read_parquet(io.BytesIO(to_parquet(table)))
     assert frame.columns == [one.name for one in table.columns]
     assert frame.rows() == table.rows
 
 
 def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals():
-    schemas = [polars.read_parquet_schema(io.BytesIO(to_parquet(table))) for table in (TABLES[0], source_table([]))]
+    import polars
+
+    schemas = [polars.read_parquet_schema(io.BytesIO(to_parquet(table))) for table in (tables()[0], source_table([]))]
     assert schemas[0] == schemas[1]
     assert schemas[0]["fees_result"] == polars.Decimal(38, 4)
     assert schemas[0]["clicks"] == polars.Decimal(38, 0)
@@ -167,6 +186,8 @@ def test_parquet_has_one_schema_unless_a_figure_needs_more_decimals():
 
 
 def test_parquet_adds_exactly():
+    import polars
+
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(("0.1",) * 1000))))
     assert frame["fees_result"].sum() == Decimal(100)
 
@@ -178,6 +199,8 @@ def test_figure_that_parquet_cannot_hold_is_an_error_and_not_rounded(figures):
 
 
 def test_parquet_holds_as_much_as_it_can():
+    import polars
+
     figures = ("9" * 34 + ".9999", "-" + "9" * 34 + ".9999", "0.0001")
     frame = polars.read_parquet(io.BytesIO(to_parquet(awkward(figures))))
     assert frame["fees_result"].to_list()[:3] == list(map(Decimal, figures))
@@ -192,9 +215,9 @@ def test_id_beyond_64_bits_is_an_error_in_parquet():
 
 
 def test_workbook_has_a_sheet_per_table_and_every_value():
-    data = to_xlsx(TABLES, created=CREATED)
+    data = to_xlsx(tables(), created=CREATED)
     assert sheets(data).sheetnames == ["sources", "accounts"]
-    for table in TABLES:
+    for table in tables():
         rows = xlsx_rows(data, table.name)
         assert len(rows) == len(table.rows)
         for row, values in zip(rows, table.rows, strict=True):
@@ -226,6 +249,8 @@ def test_number_of_a_long_id_is_text():
 
 
 def test_names_in_a_workbook_are_neither_formulas_nor_links():
+    from openpyxl.utils.escape import unescape
+
     data = to_xlsx([source_table([fetched(hostile())])], created=CREATED)
     cells = [row["brand_name"] for row in xlsx_rows(data, "sources")[::2]]
     assert {cell.data_type for cell in cells} == {"s"}
@@ -236,18 +261,18 @@ def test_names_in_a_workbook_are_neither_formulas_nor_links():
 
 
 def test_head_of_a_sheet_stays_in_sight():
-    sheet = sheets(to_xlsx(TABLES, created=CREATED))["sources"]
+    sheet = sheets(to_xlsx(tables(), created=CREATED))["sources"]
     assert sheet.freeze_panes == "A2"
     assert sheet.auto_filter.ref is not None
 
 
 def test_workbook_of_the_same_table_is_the_same():
-    assert to_xlsx(TABLES, created=CREATED) == to_xlsx(TABLES, created=CREATED)
+    assert to_xlsx(tables(), created=CREATED) == to_xlsx(tables(), created=CREATED)
 
 
 def test_workbook_is_made_without_temporary_files(monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert to_xlsx(TABLES, created=CREATED)
+    assert to_xlsx(tables(), created=CREATED)
 
 
 def test_text_that_is_longer_than_a_cell_is_an_error_and_not_cut():
@@ -267,8 +292,8 @@ def test_table_that_is_longer_than_a_sheet_is_an_error_and_not_cut():
 @pytest.mark.parametrize(
     ("package", "write", "form"),
     [
-        ("polars", lambda: to_parquet(TABLES[0]), "Parquet needs polars"),
-        ("xlsxwriter", lambda: to_xlsx(TABLES, created=CREATED), "a workbook needs xlsxwriter"),
+        ("polars", lambda: to_parquet(tables()[0]), "Parquet needs polars"),
+        ("xlsxwriter", lambda: to_xlsx(tables(), created=CREATED), "a workbook needs xlsxwriter"),
     ],
 )
 def test_package_that_is_not_installed_is_named_with_the_way_to_it(package, write, form, monkeypatch):

@@ -265,7 +265,7 @@ for round in range(ROUNDS):
         with closing(History(directory / str(round))) as history:
             add(history, number, at=10 * number + at)
 """
-WRITERS, ROUNDS = 4, 20
+WRITERS, ROUNDS = 3, 15
 
 
 def test_processes_may_make_and_write_it_at_once(tmp_path: Path):

@@ -15,6 +15,7 @@ from shipper.report.page import render_page
 from shipper.report.page.charts import Column, Series, stacked_columns
 from shipper.report.page.markup import tag
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report, seeded
+from tests.unit.cases import each
 
 FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
 WORDS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
@@ -52,9 +53,13 @@ def test_page_is_the_same_for_the_same_reports_in_any_order():
     assert render_page(documents, ["a finding"]) == render_page(documents[::-1], ["a finding"])
 
 
-@pytest.mark.parametrize("documents", [months(3), months(1), [fetched(hostile())], [fetched(report())]])
-def test_page_is_well_formed_and_needs_nothing_else(documents):
-    page = render_page(documents, HOSTILE_NAMES)
+@pytest.mark.parametrize(
+    "make",
+    [lambda: months(3), lambda: months(1), lambda: [fetched(hostile())], lambda: [fetched(report())]],
+    ids=["months", "a month", "hostile", "empty"],
+)
+def test_page_is_well_formed_and_needs_nothing_else(make):
+    page = render_page(make(), HOSTILE_NAMES)
     names = Tags(page).names
     assert not names & {"script", "link", "img", "iframe", "object", "embed", "form", "a", "base", "foreignobject"}
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)[1]
@@ -66,7 +71,7 @@ def test_page_has_no_address():
     assert not re.search("https?:", render_page(months(3)))
 
 
-@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@each("name", HOSTILE_NAMES)
 def test_name_from_outside_is_text(name):
     hostile_entry = entry(name=name, reporting_currency=name or "Euro")
     document = replace(
@@ -237,7 +242,7 @@ def test_series_are_stacked_upwards_and_what_is_negative_downwards():
     assert third_top > first_top
 
 
-@pytest.mark.parametrize("value", ["0.000001", "1", "99999", "123456789012345678901234567890", "-1", "7.5"])
+@each("value", ["0.000001", "1", "99999", "123456789012345678901234567890", "-1", "7.5"])
 def test_any_figure_stays_within_the_chart(value):
     ((_, top, height),) = chart([value])
     assert 19 <= top <= top + height <= 212

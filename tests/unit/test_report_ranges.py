@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from shipper.errors import ReportError
 from shipper.report.client import report_path
 from shipper.report.ranges import DateRange, check_order, split_range
+from tests.unit.cases import each
 
 JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "split", "parts"),
     [
         ("2026-01-01", "2026-01-31", "month", ["2026-01-01 to 2026-01-31"]),

@@ -26,6 +26,7 @@ from shipper.report.metrics import (
 from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, source_table
 from shipper.report.wording import at_a_glance, clean, currency, moment, named, number, period, short_period
 from tests.report_documents import FETCHED_AT, brand, entry, fetched, months, pair, report
+from tests.unit.cases import each
 
 ADDITIVE = [metric for metric in METRICS if metric.is_additive]
 OTHERS = [metric for metric in METRICS if not metric.is_additive]
@@ -121,7 +122,7 @@ def test_account_table_has_one_row_per_report():
     assert first["report_id"] == "00000000-0000-4000-8000-000000000001"
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@each("metric", METRICS)
 def test_every_metric_is_found_in_a_full_document(metric):
     assert metric.figure(entry()).total is not None
     assert len({other.figure(entry()).result for other in METRICS}) == len(METRICS)
@@ -162,7 +163,7 @@ def test_totals_are_exact_beyond_the_digits_of_the_default_context():
 # What may be added
 
 
-@pytest.mark.parametrize("metric", ADDITIVE, ids=lambda metric: metric.name)
+@each("metric", ADDITIVE)
 def test_flows_are_added(metric):
     one = metric.figure(entry())
     assert added(metric, [entry(), entry(), entry()]) == wire.AmountPair(3 * one.result, 3 * one.adjustment)
@@ -173,7 +174,7 @@ def test_customers_and_balances_have_no_sum():
     assert [added(metric, [entry(), entry()]) for metric in OTHERS] == [NOTHING] * 4
 
 
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
+@each("metric", METRICS)
 def test_one_entry_is_its_own_sum(metric):
     assert added(metric, [entry()]) == metric.figure(entry())
 
@@ -202,7 +203,7 @@ def test_bound_of_customers_is_their_sum():
     assert at_most(NEW_CUSTOMERS, []) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("days", "disjoint"),
     [
         ([("01", "01"), ("02", "02")], True),
@@ -272,7 +273,7 @@ def test_totals_of_lines_are_those_of_the_documents():
 # How it is written
 
 
-@pytest.mark.parametrize(
+@each(
     ("start", "end", "full", "short"),
     [
         ("2026-01-01T00:00:00", "2026-01-31T23:59:59", "January 2026", "Jan 2026"),
@@ -294,7 +295,7 @@ def test_periods_are_written_for_a_reader(start, end, full, short):
     assert short_period(stated).replace("\N{EN DASH}", "-") == (start if short is None else short)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "shown"),
     [
         ("2026-02-02T08:15:59.1234567Z", "2 February 2026, 08:15 UTC"),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.delivery.results import ALL_TAKEN, Results, read_results
+from tests.unit.cases import each
 
 IDS = [f"0f8fad5b-d9cb-469f-a165-70867728950{digit}" for digit in range(5)]
 
@@ -18,7 +19,7 @@ def read(document: Any) -> Results:
     return read_results(document, lambda: IDS)
 
 
-@pytest.mark.parametrize(
+@each(
     "document",
     [
         {"rejected": [{"index": 3, "EventId": IDS[3], "field": "IP", "message": "bad"}]},
@@ -40,7 +41,6 @@ def read(document: Any) -> Results:
         [{"index": 3, "status": "400", "message": "IP: bad"}, {"index": 1, "status": "200"}],
         [{"index": 3, "error": "IP: bad"}],
     ],
-    ids=str,
 )
 def test_the_refused_event_is_found_with_what_is_said_of_it(document: Any):
     assert read(document) == Results(rejected={3: "IP: bad"})
@@ -59,7 +59,7 @@ def test_shapes_with_less_in_them_are_read(document: Any, rejected: dict[int, st
     assert read(document) == Results(rejected=rejected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "unnamed"),
     [
         ({"accepted": 2, "rejected": 3}, 3),
@@ -77,7 +77,7 @@ def test_refused_events_without_a_name_are_counted(document: Any, unnamed: int):
     assert read(document).unnamed == unnamed
 
 
-@pytest.mark.parametrize(
+@each(
     "document",
     [
         None, 7, "x", [], {}, {"accepted": 5}, {"rejected": 0}, {"rejected": []}, {"rejected": None}, {"errors": {}},

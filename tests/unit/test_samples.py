@@ -13,6 +13,7 @@ import pytest
 
 from shipper import wire
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES, sample_lines
+from tests.unit.cases import each
 
 END = datetime(2026, 3, 15, 12, 30, 7, 999_999, tzinfo=UTC)
 FIELDS = list(wire.ActivityEvent.__struct_fields__)
@@ -27,7 +28,7 @@ def when(event: wire.ActivityEvent) -> datetime:
     return datetime.fromisoformat(event.Timestamp)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, -5, 10**30])
+@each("seed", [0, 1, 2, -5, 10**30])
 def test_lines_equal_what_msgspec_writes(seed):
     for line in sample_lines(500, seed=seed, end=END):
         event = msgspec.json.decode(line, type=wire.ActivityEvent)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import traceback
 from pathlib import Path
+from typing import Any
 
 import anyio
+import anyio.abc
 import pytest
 
 from shipper import secrets
@@ -95,21 +97,31 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatc
 
 
 def _has_writer(fifo: Path) -> bool:
-    """Tell whether any process but this one has a file open."""
-    for descriptors in Path("/proc").glob("[0-9]*/fd"):
-        try:
-            if any(each.readlink() == fifo for each in descriptors.iterdir()):
-                return True
-        except OSError:
-            continue  # it has ended
-    return False
+    """Tell whether any process holds a pipe, to which nothing is written, open for writing."""
+    descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, 1) != b""  # nothing, if its end was reached
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
 
 
-async def test_a_cancelled_command_is_ended(tmp_path: Path):
+async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     fifo = tmp_path / "fifo"
+    is_open = anyio.Event()
+    open_process = anyio.open_process
+
+    async def opened(*arguments: Any, **options: Any) -> anyio.abc.Process:
+        process = await open_process(*arguments, **options)
+        is_open.set()
+        return process
+
+    monkeypatch.setattr(anyio, "open_process", opened)
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
         with anyio.fail_after(20):
+            await is_open.wait()
             while not (fifo.exists() and _has_writer(fifo)):
                 await anyio.sleep(0.01)
         group.cancel_scope.cancel()

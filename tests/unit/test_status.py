@@ -16,6 +16,7 @@ from shipper.cli.status.units import iso, moment, size, span
 from shipper.cli.status.watching import view
 from shipper.state.overview import Overview, SpoolState, StreamState, UnreachableInput
 from shipper.telemetry.live import Live, Pause
+from tests.unit.cases import each
 
 NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z
 FORBIDDEN = Pause("forbidden", "HTTP 403: no", "have it checked", NOW - 100, NOW + 20)
@@ -79,7 +80,7 @@ def test_a_last_line_that_has_no_end_is_told_as_what_it_is():
     assert line.endswith("is delivered, but for 2 dead letters; 10 B are a line that has no end yet")
 
 
-@pytest.mark.parametrize(
+@each(
     "changes",
     [
         {"pending": 1},
@@ -91,7 +92,6 @@ def test_a_last_line_that_has_no_end_is_told_as_what_it_is():
         {"lag_bytes": 9},
         {"lag_bytes": 11},
     ],
-    ids=str,
 )
 def test_what_waits_for_another_reason_is_not_taken_for_a_line_without_an_end(changes: dict[str, Any]):
     assert "whole line" not in "".join(headline(look(stream(1, 10), says=replace(OPEN, **changes))))
@@ -137,7 +137,7 @@ def test_a_pause_comes_first_with_what_to_do_about_it():
     assert lines[2].startswith("running since 12:00:00Z")
 
 
-@pytest.mark.parametrize(
+@each(
     ("says", "words"),
     [
         (None, "no shipper is running; everything"),
@@ -222,7 +222,7 @@ def test_the_rate_is_that_of_the_process_that_runs():
     assert len(figures(look(process_id=None, says=says))) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "line"),
     [
         ({"token_expires_at": NOW + 601}, None),
@@ -331,7 +331,7 @@ def test_a_small_terminal_still_shows_the_input_that_is_most_behind():
     assert [line.rpartition("/log/")[2] for line in lines if "/log/" in line] == ["2"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "words"),
     [
         *((0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1000, "1 kB"), (1234, "1.23 kB"), (99_960, "100 kB")),
@@ -342,7 +342,7 @@ def test_bytes_have_three_figures_and_a_unit(count: float, words: str):
     assert size(count) == words
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "words"),
     [(-3, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (3e5, "3 days")],
 )

@@ -11,6 +11,7 @@ import pytest
 
 from shipper.admin import page
 from shipper.telemetry.live import Live, Pause
+from tests.unit.cases import each
 
 SOURCES = {
     each.name: each.read_text("utf-8")
@@ -64,7 +65,7 @@ def test_page_is_small():
     assert len(page.render()[0]) < 60_000
 
 
-@pytest.mark.parametrize("name", SOURCES)
+@each("name", SOURCES)
 def test_no_source_makes_text_into_markup_or_script(name: str):
     found = re.findall(
         r"innerHTML|outerHTML|insertAdjacent|document\.write|createContextualFragment|DOMParser|srcdoc"

@@ -10,10 +10,11 @@ import typer
 from shipper.cli.status.look import Look
 from shipper.cli.status.until import Answer, answer_lines, answer_of, moment_of
 from shipper.state.overview import SpoolState, UnreachableInput
+from tests.unit.cases import each
 from tests.unit.test_status import FORBIDDEN, NOW, live, look, stream
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("now", NOW),
@@ -29,9 +30,7 @@ def test_a_time_is_read_as_utc_and_a_date_as_its_end(text: str, seconds: float):
     assert moment_of(text, NOW) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "14:00", "yesterday", "2026-13-01", "2026-10-20T25:00Z", "9999-12-31", "1e9", "NOW"]
-)
+@each("text", ["", "14:00", "yesterday", "2026-13-01", "2026-10-20T25:00Z", "9999-12-31", "1e9", "NOW"])
 def test_what_is_no_time_is_refused_with_examples(text: str):
     with pytest.raises(typer.BadParameter, match="is no time, such as 2026-11-01T12:30:00Z"):
         moment_of(text, NOW)

@@ -12,6 +12,7 @@ from shipper.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import locked_directory
 from shipper.state.schema import understood
 from shipper.state.store import Store
+from tests.unit.cases import each
 from tests.unit.test_store import checkpoint, dead_letters
 
 STREAMS = 299
@@ -124,7 +125,7 @@ def test_the_lock_is_gone_with_its_holder_whatever_the_file_says(tmp_path: Path)
         pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "is_full"),
     [
         (sqlite3.SQLITE_FULL, True),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Answer, judge
+from tests.unit.cases import each
 
 JSON = "application/json"
 KEY_BODY = b'{"statusCode":401,"message":"Access denied due to invalid subscription key."}'
@@ -18,7 +19,7 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
     return Answer(status=status, content_type=content_type, retry_after=retry_after, body=body)
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "action", "reason"),
     [
         (answer(200), Action.ACCEPT, ""),
@@ -55,21 +56,20 @@ def answer(status: int, body: bytes = b"", content_type: str = JSON, retry_after
         (answer(504, b"<html>", "text/html"), Action.RETRY, "http_504"),
         (answer(599), Action.RETRY, "http_599"),
     ],
-    ids=lambda value: value.status if isinstance(value, Answer) else None,
 )
 def test_each_answer_has_a_verdict(given: Answer, action: Action, reason: str):
     verdict = judge(given)
     assert (verdict.action, verdict.reason) == (action, reason)
 
 
-@pytest.mark.parametrize("status", range(200, 600))
+@each("status", range(200, 600))
 def test_every_status_has_a_verdict_and_only_success_is_acceptance(status: int):
     verdict = judge(answer(status))
     assert (verdict.action is Action.ACCEPT) == (200 <= status < 300 and status != 207)
     assert verdict.action is Action.ACCEPT or str(status) in verdict.message
 
 
-@pytest.mark.parametrize("status", range(300, 600))
+@each("status", range(300, 600))
 def test_only_what_may_lie_in_the_records_takes_a_batch_apart(status: int):
     is_taken_apart = judge(answer(status)).action in {Action.BISECT, Action.HALVE}
     assert is_taken_apart == (status in {400, 409, 413, 415, 422})
@@ -136,7 +136,7 @@ def test_an_answer_that_begins_to_name_refused_events_is_no_acceptance(body: byt
     assert judge(answer(202, body)).action is Action.PAUSE
 
 
-@pytest.mark.parametrize(
+@each(
     ("body", "content_type"),
     [
         (b"", JSON),

@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, full_jitter_s
+from tests.unit.cases import each
 
 NOON = "Wed, 21 Oct 2026 12:00:00 GMT"
 NOON_S = 1_792_584_000.0
@@ -17,7 +18,7 @@ def asked(retry_after: str = "", text: str = "", date: str = "", wall_time: floa
     return asked_wait_s(retry_after, text, date=date, wall_time=wall_time)
 
 
-@pytest.mark.parametrize(
+@each(
     ("header", "seconds"),
     [
         ("7", 7.0),
@@ -35,10 +36,8 @@ def test_seconds_are_read(header: str, seconds: float | None):
     assert asked(header) == seconds
 
 
-@pytest.mark.parametrize(
-    "until", ["Wed, 21 Oct 2026 12:00:30 GMT", "Wednesday, 21-Oct-26 12:00:30 GMT", "Wed Oct 21 12:00:30 2026"]
-)
-@pytest.mark.parametrize("our_clock", [None, NOON_S - 3600, NOON_S + 3600])
+@each("until", ["Wed, 21 Oct 2026 12:00:30 GMT", "Wednesday, 21-Oct-26 12:00:30 GMT", "Wed Oct 21 12:00:30 2026"])
+@each("our_clock", [None, NOON_S - 3600, NOON_S + 3600])
 def test_a_date_is_measured_against_the_date_of_the_answer_however_wrong_our_clock_is(
     until: str, our_clock: float | None
 ):
@@ -55,7 +54,7 @@ def test_a_date_that_has_passed_is_no_wait():
     assert asked("Wed, 21 Oct 2026 11:00:00 GMT", date=NOON) == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "seconds"),
     [
         ("Rate limit is exceeded. Try again in 7 seconds.", 7),
@@ -80,14 +79,12 @@ def test_an_absurd_wait_is_capped_and_told(header: str):
     assert [entry["event"] for entry in logs] == ["long_wait_capped"]
 
 
-@pytest.mark.parametrize(
-    "header", ["9" * 400, "1e9", "0x10", "Wed, 99 Oct 2026 12:00:00 GMT", "\0", "🕐", "nan", "inf"]
-)
+@each("header", ["9" * 400, "1e9", "0x10", "Wed, 99 Oct 2026 12:00:00 GMT", "\0", "🕐", "nan", "inf"])
 def test_what_is_no_wait_is_none(header: str):
     assert asked(header, date=NOON) is None
 
 
-@pytest.mark.parametrize("attempt", [1, 2, 5, 20, 5000])
+@each("attempt", [1, 2, 5, 20, 5000])
 def test_jitter_is_drawn_under_the_cap(attempt: int):
     rng = Random(attempt)
     waits = [full_jitter_s(attempt, initial_s=0.5, max_s=60, rng=rng) for _ in range(300)]

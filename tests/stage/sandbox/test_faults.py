@@ -30,6 +30,7 @@ from tests.stage.sandbox.driver import (
     sample,
     told,
 )
+from tests.unit.cases import each
 
 EVENTS = sample(20)
 BATCH = body(EVENTS[:1])
@@ -428,7 +429,7 @@ def test_script_without_rules_lets_nothing_go_wrong(sandbox: Sandbox):
     assert statuses(sandbox, 1) == [202]
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "place"),
     [
         (b"{", "truncated"),

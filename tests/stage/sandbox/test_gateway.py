@@ -19,6 +19,7 @@ from shipper.sandbox.options import CallLimit, RetryAfter, SandboxOptions
 from shipper.sandbox.tokens import AUDIENCE
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, body, eventually, gateway_answer, sample, told
+from tests.unit.cases import each
 
 BOTH = ["intake", "report"]
 TOKEN_MISSING = "Unauthorized. Access token is missing."
@@ -33,8 +34,8 @@ FORMS = [RetryAfter.SECONDS, RetryAfter.DATE]
 # Key, token, headers
 
 
-@pytest.mark.parametrize("operation", BOTH)
-@pytest.mark.parametrize(
+@each("operation", BOTH)
+@each(
     ("name", "value", "status", "message"),
     [
         (SUBSCRIPTION_KEY_HEADER, None, 401, gateway.KEY_MISSING),
@@ -65,8 +66,8 @@ def test_gateway_refuses_what_lacks_a_header(sandbox: Sandbox, operation, name, 
     assert sandbox.stored() == []
 
 
-@pytest.mark.parametrize("operation", BOTH)
-@pytest.mark.parametrize(
+@each("operation", BOTH)
+@each(
     "more",
     [
         {"Content-Type": "Application/JSON; charset=utf-8"},
@@ -138,8 +139,8 @@ def signed(secret: str | None = None, algorithm: str = "HS256", **claims: object
     return jwt.encode(payload, key, algorithm=algorithm)
 
 
-@pytest.mark.parametrize("operation", BOTH)
-@pytest.mark.parametrize(
+@each("operation", BOTH)
+@each(
     ("how", "fault"),
     [
         ({}, ""),
@@ -183,7 +184,7 @@ def test_token_whose_payload_was_changed_is_invalid(sandbox: Sandbox):
     assert told(answer) == gateway_answer(401, TOKEN_INVALID)
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "path"),
     [
         ("GET", wire.INTAKE_PATH),
@@ -234,9 +235,9 @@ LIMITED = [
 ]
 
 
-@pytest.mark.parametrize("offset", [0.0, -86_400.0, 40_000_000.5])
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("limit", "status", "message"), LIMITED)
+@each("offset", [0.0, -86_400.0, 40_000_000.5])
+@each("form", FORMS)
+@each(("limit", "status", "message"), LIMITED)
 def test_call_above_the_limit_is_told_when_to_come_back(start: Start, limit, status, message, form, offset):
     sandbox = start(**{limit: CallLimit(2, 10)}, retry_after=form, clock_offset_seconds=offset)
     assert [sandbox.call().status_code for _ in range(2)] == [202, 202]
@@ -252,8 +253,8 @@ def test_call_above_the_limit_is_told_when_to_come_back(start: Start, limit, sta
     assert sandbox.call().status_code == 202
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5, 0.999])
+@each("form", FORMS)
+@each("fraction", [0.0, 0.001, 0.5, 0.999])
 def test_who_comes_back_at_the_time_named_is_let_in(start: Start, form, fraction):
     sandbox = start(rate_limit=CallLimit(1, 10), retry_after=form)
     sandbox.clock.now = int(NOW) + fraction
@@ -395,7 +396,7 @@ NOT_GZIP = gateway_answer(400, "The body is not valid gzip.")
 NOT_ONE_GZIP = gateway_answer(400, "The body is not one complete gzip stream.")
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "expected"),
     [
         (gzip.compress(body(EVENTS) + b" "), TOO_LARGE),
@@ -409,19 +410,6 @@ NOT_ONE_GZIP = gateway_answer(400, "The body is not one complete gzip stream.")
         (body(EVENTS), NOT_GZIP),
         (zlib.compress(body(EVENTS)), NOT_GZIP),
         (gzip.compress(body(EVENTS))[:-8] + bytes(8), NOT_GZIP),
-    ],
-    ids=[
-        "one byte too many",
-        "bomb",
-        "large before it is inflated",
-        "nothing",
-        "without its end",
-        "cut",
-        "more behind it",
-        "two members",
-        "plain",
-        "zlib",
-        "wrong checksum",
     ],
 )
 def test_gzip_that_is_too_large_or_broken_is_refused(start: Start, content, expected):

@@ -21,6 +21,7 @@ from tests.stage.sandbox.driver import (
     sample,
     told,
 )
+from tests.unit.cases import each
 
 REFUSED_WHOLE = gateway_answer(400, "The batch was refused: an event of it is not valid.")
 BAD_IP = "must be an IPv4 address in dotted-decimal form"
@@ -227,8 +228,8 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize("profile", Profile)
-@pytest.mark.parametrize(("fields", "field", "message"), RULES)
+@each("profile", Profile)
+@each(("fields", "field", "message"), RULES)
 def test_public_rules_are_held_by_the_strict_profile_alone(start: Start, profile, fields, field, message):
     sandbox = start(profile=profile)
     good, other, last = sample(3)
@@ -253,9 +254,9 @@ def test_sample_events_break_no_public_rule(start: Start):
     assert start(profile=Profile.STRICT).post(sample(2000)).json()["accepted"] == 2000
 
 
-@pytest.mark.parametrize("neighbour", ["good", "bad"])
-@pytest.mark.parametrize("profile", Profile)
-@pytest.mark.parametrize("field", ["EventId", "ConsumerID"])
+@each("neighbour", ["good", "bad"])
+@each("profile", Profile)
+@each("field", ["EventId", "ConsumerID"])
 def test_strict_refuses_a_request_that_names_something_twice(start: Start, profile, field, neighbour):
     sandbox = start(profile=profile)
     first, second, third = sample(3)

@@ -13,6 +13,7 @@ from shipper.report.document import read_report
 from shipper.sandbox.options import Figures, Profile
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, changed, gateway_answer, sample, told
+from tests.unit.cases import each
 
 OTHER_MONTH = "start_date and end_date must lie in the same calendar month."
 NO_DATES = "start_date and end_date must be dates of the form YYYY-MM-DD."
@@ -174,8 +175,8 @@ def test_both_ends_of_the_period_are_included(sandbox: Sandbox, second, day):
 # What is asked for
 
 
-@pytest.mark.parametrize("profile", Profile)
-@pytest.mark.parametrize(
+@each("profile", Profile)
+@each(
     ("path", "status", "message"),
     [
         ("1002/2026-03-01/2026-03-31", 404, "Affiliate account not found"),
@@ -199,7 +200,7 @@ def test_unknown_account_and_bad_dates_are_refused(start: Start, profile, path, 
     assert told(answer) == gateway_answer(status, message)
 
 
-@pytest.mark.parametrize(
+@each(
     ("period", "is_one_month"),
     [
         ("2026-03-01/2026-03-31", True),
@@ -210,7 +211,7 @@ def test_unknown_account_and_bad_dates_are_refused(start: Start, profile, path, 
         ("0001-01-01/9999-12-31", False),
     ],
 )
-@pytest.mark.parametrize("profile", Profile)
+@each("profile", Profile)
 def test_period_across_months_is_refused_by_the_strict_profile_alone(start: Start, profile, period, is_one_month):
     answer = start(profile=profile).ask("GET", f"/dpm/v1/dar/1001/{period}")
     if is_one_month or profile is Profile.DOCUMENT:

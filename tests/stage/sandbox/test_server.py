@@ -14,6 +14,7 @@ from shipper.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import Access, SandboxThread, configuration_snippet
 from tests.stage.sandbox.driver import NO_EVENTS, NOW, Sandbox
+from tests.unit.cases import each
 
 get = partial(httpx.get, trust_env=False, verify=False)
 
@@ -22,7 +23,7 @@ def thread(options: SandboxOptions | None = None) -> SandboxThread:
     return SandboxThread(options, clock=lambda: NOW)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "", "127.0.0.1:80", "[::1]", "127.1"])
+@each("host", ["0.0.0.0", "::", "192.0.2.1", "example.com", "", "127.0.0.1:80", "[::1]", "127.1"])
 def test_only_loopback_is_listened_on(host):
     with pytest.raises(ConfigError) as caught, thread(SandboxOptions(host=host, port=0)):
         pass

@@ -22,6 +22,7 @@ from shipper.sandbox.tokens import (
 )
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, Sandbox, gateway_answer, told
+from tests.unit.cases import each
 
 CLIENT = {
     "grant_type": "client_credentials",
@@ -69,11 +70,11 @@ def test_grant_gives_a_token_that_the_gateway_takes(sandbox: Sandbox, form):
     assert sandbox.call("intake", {"Authorization": f"Bearer {token}"}).status_code == 202
 
 
-@pytest.mark.parametrize(
+@each(
     "scope",
     [DEFAULT_SCOPE, f" {DEFAULT_SCOPE} ", f"{DEFAULT_SCOPE} offline_access"],
 )
-@pytest.mark.parametrize("form", GRANTS)
+@each("form", GRANTS)
 def test_scope_may_be_one_of_several(sandbox: Sandbox, form, scope):
     assert ask(sandbox, {**form, "scope": scope}).status_code == 200
 
@@ -93,7 +94,7 @@ CLIENT_SCOPE = (400, "invalid_scope", 1002012)
 WRONG_USER = (400, "invalid_grant", 50126)
 
 
-@pytest.mark.parametrize(
+@each(
     ("form", "changes", "expected"),
     [
         (CLIENT, {"grant_type": None}, MISSING),
@@ -172,7 +173,7 @@ def test_secrets_are_not_echoed(sandbox: Sandbox):
         assert "s3cret" not in ask(sandbox, {**USER, **changes}).text
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "status"),
     [
         (b"", 400),

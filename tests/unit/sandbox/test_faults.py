@@ -29,6 +29,7 @@ from shipper.sandbox.faults import (
     read_rule,
     read_script,
 )
+from tests.unit.cases import each
 
 LAST = 10**9
 
@@ -36,7 +37,7 @@ LAST = 10**9
 # Ranges
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "expected"),
     [
         ("3", [(3, 3)]),
@@ -54,7 +55,7 @@ def test_ranges_are_pairs_of_first_and_last(text, expected):
     assert ranges(text) == expected
 
 
-@pytest.mark.parametrize("text", ["x", "", ",", "1,", "-5", "1-2-3", "1 - 2", "1.5", "²", "1\n2", "1000000000", "+1"])
+@each("text", ["x", "", ",", "1,", "-5", "1-2-3", "1 - 2", "1.5", "²", "1\n2", "1000000000", "+1"])
 def test_what_is_no_range_is_refused_by_its_part(text):
     with pytest.raises(ValueError, match="is not a number or a range such as 5-9 or 5-"):
         ranges(text)
@@ -70,7 +71,7 @@ def test_empty_range_is_refused(text):
 # One line
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "rule"),
     [
         ("reset", Reset()),
@@ -94,7 +95,7 @@ def test_rule_is_an_effect_and_what_it_depends_on(text, rule):
     assert read_rule(text, source="--fault") == rule
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "place"),
     [
         ("", "$.effect"),
@@ -192,7 +193,7 @@ def test_empty_script_has_no_rules():
     assert read_script(b"", source="it") == read_script(b"{}", source="it", is_json=True) == FaultScript()
 
 
-@pytest.mark.parametrize(
+@each(
     ("document", "place"),
     [
         (b"[[", ""),
@@ -223,7 +224,7 @@ def test_bad_toml_is_refused_by_its_place(document, place):
     assert place in str(caught.value)
 
 
-@pytest.mark.parametrize("document", [b"", b"{", b"[]", b"null", b"{} {}", b'{"seed":"\xff"}', b'{"a":' * 100_000])
+@each("document", [b"", b"{", b"[]", b"null", b"{} {}", b'{"seed":"\xff"}', b'{"a":' * 100_000])
 def test_bad_json_is_refused(document):
     with pytest.raises(ConfigError, match=r"^it: cannot be understood: "):
         read_script(document, source="it", is_json=True)
@@ -249,7 +250,7 @@ def numbers(rule: AnyFault, count: int = 12) -> list[int]:
     return [number for number, fault in enumerate(found, 1) if fault is not None]
 
 
-@pytest.mark.parametrize(
+@each(
     ("rule", "expected"),
     [
         (Reset(), list(range(1, 13))),

@@ -14,6 +14,7 @@ from shipper import wire
 from shipper.sandbox.gateway import Refusal
 from shipper.sandbox.intake import Intake, RejectedEvent, read_batch
 from shipper.sandbox.samples import sample_lines
+from tests.unit.cases import each
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 GOOD = [json.loads(line) for line in sample_lines(6, end=datetime.fromtimestamp(NOW, UTC))]
@@ -106,17 +107,17 @@ def read(events: list[bytes], *, is_strict: bool = False, is_known=None) -> Inta
 def verdicts(events: list[bytes], **how: object) -> list[str]:
     """Tell for each event what is wrong with it: the field and the rule, or nothing."""
     found = dict.fromkeys(range(len(events)), "")
-    for each in read(events, **how).rejected:
-        assert each.message
-        found[each.index] = f"{each.field}: {each.message}"
+    for refused in read(events, **how).rejected:
+        assert refused.message
+        found[refused.index] = f"{refused.field}: {refused.message}"
     return list(found.values())
 
 
 # One event, both ways
 
 
-@pytest.mark.parametrize("is_strict", [False, True])
-@pytest.mark.parametrize(("field", "value"), CASES)
+@each("is_strict", [False, True])
+@each(("field", "value"), CASES)
 def test_event_is_judged_the_same_alone_and_beside_a_bad_one(field, value, is_strict):
     if field == "Surname" and value is ...:
         return
@@ -128,7 +129,7 @@ def test_event_is_judged_the_same_alone_and_beside_a_bad_one(field, value, is_st
     assert alone == "" or alone.startswith(f"{field}: ") or (is_strict and alone.startswith("ConsumerState: "))
 
 
-@pytest.mark.parametrize(("field", "value"), CASES)
+@each(("field", "value"), CASES)
 def test_event_is_judged_the_same_first_and_last_among_good_ones(field, value):
     if field == "Surname" and value is ...:
         return
@@ -173,7 +174,7 @@ EVENTS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=4))
 def test_no_event_s_verdict_depends_on_its_neighbours(events):
     together = verdicts(events)
@@ -181,7 +182,7 @@ def test_no_event_s_verdict_depends_on_its_neighbours(events):
     assert together == verdicts([*events, NO_EVENT])[:-1]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(EVENTS)
 def test_strict_verdict_is_the_same_both_ways(candidate):
     assert verdicts([candidate], is_strict=True) == verdicts([candidate, NO_EVENT], is_strict=True)[:1]
@@ -250,7 +251,7 @@ def test_known_event_is_a_fault_if_that_was_asked_for(neighbours):
     assert found[:3] == ["", "EventId: has been received before", "EventId: has been received before"]
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b'{"EventType":"Acquisition","events":[{]}', b"[" * 100_000, b"\xff"])
+@each("content", [b"", b"{}", b'{"EventType":"Acquisition","events":[{]}', b"[" * 100_000, b"\xff"])
 def test_what_is_no_batch_is_refused_with_the_reason(content):
     found = read_batch(content, is_strict=False, now_seconds=NOW)
     assert isinstance(found, Refusal)

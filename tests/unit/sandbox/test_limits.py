@@ -8,6 +8,7 @@ from shipper.errors import ConfigError
 from shipper.sandbox.clock import ServiceClock, http_date
 from shipper.sandbox.limits import CallWindow
 from shipper.sandbox.options import CallLimit
+from tests.unit.cases import each
 
 
 class HandClock:
@@ -26,7 +27,7 @@ def test_limit_is_calls_and_seconds(text, limit):
     assert CallLimit.parse(text, key="--rate-limit") == limit
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",

@@ -6,13 +6,14 @@ import pytest
 
 from shipper.errors import ConfigError
 from shipper.sandbox.options import IN_MEMORY, SandboxOptions
+from tests.unit.cases import each
 
 PRINTABLE = "must be printable ASCII, not empty, no blanks around it"
 FINITE = "must be a finite number"
 SHORT = "must have at least 32 bytes"
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "key", "message"),
     [
         ({"subscription_key": ""}, "subscription_key", PRINTABLE),
@@ -40,7 +41,7 @@ def test_options_that_cannot_work_are_refused_by_name(wrong, key, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     "right",
     [
         {},
