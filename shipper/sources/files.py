@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
@@ -57,6 +58,7 @@ class FilesOnce:
         self._status: os.stat_result
         self._read_streams: list[Stream] = []
         self._uncompleted: list[Stream] = []
+        self._completing = anyio.Lock()
         self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
         self.unreadable = 0
@@ -106,13 +108,14 @@ class FilesOnce:
 
     async def after_save(self) -> None:
         """Delete or move the files of which everything is settled."""
-        if any(stream.is_settled for stream in self._uncompleted):
-            await run_sync(self._complete)
+        async with self._completing:  # a save may come beside the end of the reading
+            if settled := [stream for stream in self._uncompleted if stream.is_settled]:
+                await run_sync(self._complete, settled)
 
-    def _complete(self) -> None:
-        self._uncompleted = [
-            stream for stream in self._uncompleted if not stream.is_settled or not self._completion.complete(stream)
-        ]
+    def _complete(self, settled: list[Stream]) -> None:
+        for stream in settled:
+            if self._completion.complete(stream):
+                self._uncompleted.remove(stream)
 
     def _read_some(self) -> list[Chunk]:
         """Read on, into the next files if one gives little; empty at the end of all."""
