@@ -24,7 +24,7 @@ from shipper.errors import SourceError
 from shipper.framing import Framing
 from shipper.records import Stream, digest
 from shipper.sources.content import Content, open_content
-from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, likeness
+from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, begins_alike, likeness
 
 log = structlog.get_logger("sources")
 
@@ -139,7 +139,11 @@ class StreamBook:
         self._placed_by_head.setdefault(_head_of(stream), []).append(stream)
 
     def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
-        """Find those whose files have other names in the folders where they were, and note these names."""
+        """
+        Find those whose files have other names in the folders where they were, and note these names.
+
+        Other bytes at the beginning tell of another file, which was given the inode of one that is gone.
+        """
         by_folder: dict[str, dict[Place, Stream]] = {}
         for stream in streams:
             if stream.inode:
@@ -151,7 +155,7 @@ class StreamBook:
                 device = os.stat(folder).st_dev
                 for entry in entries:
                     known = by_place.get((device, entry.inode()))
-                    if known is not None and entry.is_file(follow_symlinks=False):
+                    if known is not None and entry.is_file(follow_symlinks=False) and _may_be(entry.path, known):
                         known.path, known.is_rotated = shown(entry.path), True
                         self._moved_streams.append(known)
                         renamed[known.stream_id] = known
@@ -420,6 +424,20 @@ def _opened(path: Path) -> int:
 
 def not_regular(path: Path) -> SourceError:
     return SourceError(f"{path} is not a regular file; a stream goes through `shipper pipe`")
+
+
+def _may_be(path: str, stream: Stream) -> bool:
+    """Tell whether the file in a stream's place can be its own; what cannot be read says nothing against it."""
+    try:
+        descriptor = _opened(Path(path))
+    except SourceError:
+        return True
+    try:
+        return begins_alike(open_content(descriptor, Path(path)), stream)
+    except (SourceError, OSError):
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _is_in_place(stream: Stream) -> bool:

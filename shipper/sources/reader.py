@@ -56,14 +56,19 @@ def likeness(content: Content, known: Stream) -> Likeness:
     Returns:
         `shorter` = the head agrees, and the checkpoint lies behind the end, as in a copy that is being made.
     """
-    head = content.pread(known.head_bytes, 0)
-    if len(head) < known.head_bytes or (head and digest(head) != known.head_digest):
+    if not begins_alike(content, known):
         return "other"
     marker = content.pread(known.marker_bytes, known.checkpoint - known.marker_bytes)
     read_end = max(known.checkpoint, known.read_offset)
     if read_end and not content.pread(1, read_end - 1):
         return "shorter"
     return "same" if not marker or digest(marker) == known.marker_digest else "other"
+
+
+def begins_alike(content: Content, known: Stream) -> bool:
+    """Tell whether a file begins as a stream does, as far as that was seen; it may be another one all the same."""
+    head = content.pread(known.head_bytes, 0)
+    return len(head) == known.head_bytes and (not head or digest(head) == known.head_digest)
 
 
 class StreamReader:

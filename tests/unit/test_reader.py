@@ -159,6 +159,22 @@ def test_opened_again_it_goes_on_where_this_process_has_read(file: Path):
     assert (again.stream, again.offset) == (reader.stream, 4)
 
 
+@pytest.mark.parametrize("is_its_own", [True, False], ids=["renamed", "inode given out again"])
+def test_another_file_with_its_inode_is_no_new_name_of_a_stream(file: Path, tmp_path: Path, is_its_own: bool):
+    file.write_bytes(b"a\nb\n")
+    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    reader = book.open(file)
+    reader.read(is_final=False)
+    reader.note_head()
+    reader.close()
+    other = file.rename(tmp_path / "b.zst")
+    if not is_its_own:
+        other.write_bytes(b"another\n")  # keeps the inode
+    absent = book.lose([])
+    names = ([str(other)], []) if is_its_own else ([], [str(file)])
+    assert ([each.path for each in absent.renamed], [each.path for each in absent.lost]) == names
+
+
 def test_what_is_no_regular_file_is_refused(tmp_path: Path):
     os.mkfifo(tmp_path / "fifo")
     book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
