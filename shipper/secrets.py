@@ -177,8 +177,9 @@ async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
     """Run a program to its end; returns what it printed, and its exit code."""
     import anyio
 
-    # A session of its own, so that what it started can be ended with it; its complaints may hold secrets, too.
-    process = await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, start_new_session=True)
+    with anyio.CancelScope(shield=True):  # what has been started by then would be nobody's
+        # A session of its own, so that what it started can be ended with it; its complaints may hold secrets, too.
+        process = await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, start_new_session=True)
     assert process.stdout is not None
     output = b""
     async with process:

@@ -107,25 +107,28 @@ def _has_writer(fifo: Path) -> bool:
         os.close(descriptor)
 
 
-async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+@pytest.mark.parametrize("is_started", [False, True], ids=["while it starts", "while it runs"])
+async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_started: bool):
     fifo = tmp_path / "fifo"
-    is_open = anyio.Event()
+    runs = anyio.Event()
     open_process = anyio.open_process
 
     async def opened(*arguments: Any, **options: Any) -> anyio.abc.Process:
         process = await open_process(*arguments, **options)
-        is_open.set()
+        while not (fifo.exists() and _has_writer(fifo)):
+            await anyio.sleep(0.01)
+        runs.set()
+        if not is_started:
+            group.cancel_scope.cancel()
+            await anyio.lowlevel.checkpoint()
         return process
 
     monkeypatch.setattr(anyio, "open_process", opened)
-    async with anyio.create_task_group() as group:
-        group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
-        with anyio.fail_after(20):
-            await is_open.wait()
-            while not (fifo.exists() and _has_writer(fifo)):
-                await anyio.sleep(0.01)
-        group.cancel_scope.cancel()
     with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: fetch_secret(script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000; true"), key="k"))
+            await runs.wait()
+            group.cancel_scope.cancel()
         while _has_writer(fifo):
             await anyio.sleep(0.01)
 
