@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -57,8 +58,13 @@ class Leaf(NamedTuple):
         return self.is_secret or any(get_origin(bare) is dict for bare in _bare(self.type))
 
 
-def leaves(section: type[Struct], prefix: str = "") -> Iterator[Leaf]:
-    """Walk all keys of a section and of the sections in it, in the order of the source."""
+@cache
+def leaves(section: type[Struct]) -> tuple[Leaf, ...]:
+    """List all keys of a section and of the sections in it, in the order of the source."""
+    return tuple(_walked(section, ""))
+
+
+def _walked(section: type[Struct], prefix: str) -> Iterator[Leaf]:
     for field in msgspec.structs.fields(section):
         key = prefix + field.name
         inner = section_in(field.type)
@@ -67,7 +73,7 @@ def leaves(section: type[Struct], prefix: str = "") -> Iterator[Leaf]:
             default = field.default_factory() if has_factory else field.default
             yield Leaf(key, field.type, default, section)
         else:
-            yield from leaves(inner, key + ".")
+            yield from _walked(inner, f"{key}.")
 
 
 def section_in(type_: Any) -> type[Struct] | None:

@@ -97,6 +97,7 @@ class _Comparison:
         self._affiliate = str(account)
         self._periods = [period.days for period in periods]
         self._starts = [days.start.isoformat() for days in self._periods]
+        self._ends = [days.end.isoformat() for days in self._periods]
         self._accepted = accepted
         self._dead_letters = dead_letters
         self._settled_until = settled_until
@@ -153,7 +154,7 @@ class _Comparison:
         for key, count in counts.items():
             day = days.day_of(key[0])
             index = bisect_right(self._starts, day) - 1
-            if count and index >= 0 and day <= self._periods[index].end.isoformat() and is_wanted(key):
+            if count and index >= 0 and day <= self._ends[index] and is_wanted(key):
                 found[index, Pair(key[1], int(key[3]) if key[3] else None)] += count
         return found
 
