@@ -11,8 +11,6 @@ from hypothesis import settings
 settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("shipper")
 
-_LONG = {"test_soak.py", "test_log_volume.py", "test_openapi.py"}
-
 SEED = int(os.environ.get("SHIPPER_TEST_SEED") or SystemRandom().randrange(10**9))
 os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out the tests
 
@@ -22,11 +20,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before hypothesis reads its option, so that one number repeats the whole run.
     if getattr(config.option, "hypothesis_seed", "absent") is None:
         config.option.hypothesis_seed = str(SEED)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest, lest all others wait for it in the end."""
-    items.sort(key=lambda item: item.path.name not in _LONG)
 
 
 def pytest_report_header() -> str:

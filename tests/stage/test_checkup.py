@@ -20,9 +20,9 @@ from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.checkup import EMPTY_BATCH, Checkup, Item, Probe, life_words
 from shipper.delivery.reach import certificate_words
 from shipper.secrets import LiteralSecret, SecretReference
+from tests.cases import each
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, close, stall
-from tests.unit.cases import each
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")

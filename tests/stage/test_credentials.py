@@ -27,6 +27,7 @@ from shipper.delivery.keeper import Keeper
 from shipper.delivery.token_sources import Token, expiring
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference
+from tests.cases import each
 from tests.stage.token_endpoint import (
     EPOCH,
     TokenEndpoint,
@@ -37,7 +38,6 @@ from tests.stage.token_endpoint import (
     jwt_like,
     password_grant,
 )
-from tests.unit.cases import each
 
 DOWN = NoAnswerError("connect_error", "cannot connect to https://login.example.com")
 

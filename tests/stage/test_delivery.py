@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
 from shipper.errors import DeliveryGaveUpError
+from tests.cases import each
 from tests.fakes import answer
 from tests.stage.service_model import Delivery, Reply, Request, ServiceModel, batch_of, in_virtual_time
-from tests.unit.cases import each
 
 UNTIL_IT_RECOVERS = 1_000.0
 

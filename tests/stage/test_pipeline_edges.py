@@ -20,9 +20,9 @@ from shipper.secrets import LiteralSecret
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
+from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer
 from tests.stage.servers import ACCEPTED, Origin, close
-from tests.unit.cases import each
 from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0

@@ -18,6 +18,7 @@ from shipper.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, USERNAME, TokenIssuer
 from shipper.secrets import LiteralSecret, SecretReference
+from tests.cases import each
 from tests.stage.token_endpoint import (
     EPOCH,
     TokenEndpoint,
@@ -29,7 +30,6 @@ from tests.stage.token_endpoint import (
     oauth2,
     password_grant,
 )
-from tests.unit.cases import each
 
 TRACE = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
 

@@ -9,8 +9,8 @@ import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
 from shipper.records import Chunk, EncodedChunk, Stream
+from tests.cases import each
 from tests.fakes import strict_records
-from tests.unit.cases import each
 
 LATEST = "2026-11-21T00:05:00Z"
 LIMIT = 2000

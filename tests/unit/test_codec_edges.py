@@ -11,8 +11,8 @@ import pytest
 from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
 from shipper.records import MARKER_BYTES, Batch, Chunk, Stream
+from tests.cases import each
 from tests.fakes import strict_records
-from tests.unit.cases import each
 from tests.unit.test_codec import BTAG_HEX, LATEST, LIMIT, encode, event, good_lines, judge, line
 
 L1 = line(1)

@@ -33,7 +33,7 @@ from shipper.config import (
 from shipper.errors import ConfigError
 from shipper.settings_schema import expectation, leaves
 from shipper.settings_sources import USUAL_FILES, decode_custom
-from tests.unit.cases import each
+from tests.cases import each
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "config").glob("*.toml"))
 CANARY = "canary-4f1d"

@@ -27,7 +27,7 @@ from isal import igzip_lib
 from shipper.errors import SourceError
 from shipper.sources import content as content_module
 from shipper.sources.content import Archive, Content, Plain, compression_of, open_content
-from tests.unit.cases import each
+from tests.cases import each
 
 MIB = 1 << 20
 STEP = 1 << 16  # what is decompressed at a time where the steps are small

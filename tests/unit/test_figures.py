@@ -21,7 +21,7 @@ from shipper.sandbox.figures import (
     stretches,
 )
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES
-from tests.unit.cases import each
+from tests.cases import each
 
 DEAL = Deal(seed=1, account_id=1001, brand_id=11, source_id=50121)
 DEALS = [Deal(7, 1001, brand_id, source_id) for brand_id, source_id in product(BRANDS, MARKETING_SOURCES)]

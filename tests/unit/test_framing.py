@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
-from tests.unit.cases import each
+from tests.cases import each
 
 BATCH = BatchElements()
 CSV = CsvRows(b"a,b,c\n", ",")

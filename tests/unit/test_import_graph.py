@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import shipper
-from tests.unit.cases import each
+from tests.cases import each
 
 ROOT = Path(shipper.__file__).parent
 

@@ -28,8 +28,8 @@ from shipper.state.ledger import LedgerRow, read_ledger
 from shipper.state.letters import Content
 from shipper.state.schema import SCHEMA_VERSION
 from shipper.state.store import Store
+from tests.cases import each
 from tests.older_state import BACK_TO_3
-from tests.unit.cases import each
 from tests.unit.test_codec import MISSING, event
 from tests.unit.test_letters import VERSION_1
 

@@ -19,7 +19,7 @@ from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 from shipper.state.replay import Replay, ReplayStream
 from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of
 from shipper.state.store import Store
-from tests.unit.cases import each
+from tests.cases import each
 
 VERSION_1 = """
 CREATE TABLE streams (

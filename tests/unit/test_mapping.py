@@ -10,7 +10,7 @@ from shipper.codec.mapping import SourceMapping
 from shipper.codec.normalize import ABSENT
 from shipper.errors import ConfigError
 from shipper.settings_mapping import FIELDS, field_sources
-from tests.unit.cases import each
+from tests.cases import each
 
 
 def mapped(field: str, written: Any, *documents: dict[str, Any]) -> list[Any]:

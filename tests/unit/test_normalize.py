@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from shipper.codec.normalize import ABSENT, normalizers
-from tests.unit.cases import each
+from tests.cases import each
 
 NORMALIZERS = normalizers("Europe/Malta", relaxed=())
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"

@@ -16,7 +16,7 @@ import pytest
 from shipper import wire
 from shipper.sandbox.openapi import CHOICE, EXAMPLE_BASE_URL, openapi_bytes, openapi_document
 from shipper.sandbox.samples import sample_lines
-from tests.unit.cases import each
+from tests.cases import each
 
 KEPT = Path(__file__).parents[2] / "config" / "openapi.json"
 DOCUMENT: dict[str, Any] = openapi_document(EXAMPLE_BASE_URL)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from shipper.codec import FIELD_RULES, Codec
 from shipper.config import RecordsSettings
 from shipper.records import Chunk, EncodedChunk, Stream
-from tests.unit.cases import each
+from tests.cases import each
 from tests.unit.test_codec import LATEST, event
 
 README = Path(__file__).parents[2] / "README.md"

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from shipper import wire
 from shipper.report.changes import Change, diff
 from shipper.report.content import content_hash
+from tests.cases import each
 from tests.report_documents import brand, entry, pair, report
-from tests.unit.cases import each
 
 AMOUNTS = st.one_of(st.none(), st.sampled_from(["0", "0.0000", "-1.5", "7.25", "100"]).map(Decimal))
 PAIRS = st.one_of(st.none(), st.builds(wire.AmountPair, AMOUNTS, AMOUNTS))

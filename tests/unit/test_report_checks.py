@@ -16,8 +16,8 @@ from shipper.report.findings import Finding
 from shipper.report.ranges import DateRange
 from shipper.sandbox.options import Figures
 from shipper.sandbox.report import build_report
+from tests.cases import each
 from tests.report_documents import NOW, brand, entry, pair, report, seeded
-from tests.unit.cases import each
 
 JANUARY = DateRange(date(2026, 1, 1), date(2026, 1, 31))
 DECEMBER = DateRange(date(2025, 12, 1), date(2025, 12, 31))

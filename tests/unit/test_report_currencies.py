@@ -7,7 +7,7 @@ import pytest
 from shipper.errors import ReportError
 from shipper.report import currencies
 from shipper.report.currencies import currency_code, currency_name
-from tests.unit.cases import each
+from tests.cases import each
 
 
 @each(

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from shipper import wire
 from shipper.errors import ReportError
 from shipper.report.document import FetchedReport, read_report
+from tests.cases import each
 from tests.report_documents import brand, entry, pair, report
-from tests.unit.cases import each
 
 BODY = Path(__file__).with_name("daily_report.json").read_bytes()
 SOURCE = ("brands", 0, "marketingSources", 0)

@@ -14,8 +14,8 @@ from shipper import wire
 from shipper.report.page import render_page
 from shipper.report.page.charts import Column, Series, stacked_columns
 from shipper.report.page.markup import tag
+from tests.cases import each
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report, seeded
-from tests.unit.cases import each
 
 FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
 WORDS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shipper.errors import ReportError
 from shipper.report.client import report_path
 from shipper.report.ranges import DateRange, check_order, split_range
-from tests.unit.cases import each
+from tests.cases import each
 
 JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
 

@@ -25,8 +25,8 @@ from shipper.report.metrics import (
 )
 from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, source_table
 from shipper.report.wording import at_a_glance, clean, currency, moment, named, number, period, short_period
+from tests.cases import each
 from tests.report_documents import FETCHED_AT, brand, entry, fetched, months, pair, report
-from tests.unit.cases import each
 
 ADDITIVE = [metric for metric in METRICS if metric.is_additive]
 OTHERS = [metric for metric in METRICS if not metric.is_additive]

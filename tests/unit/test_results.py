@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.delivery.results import ALL_TAKEN, Results, read_results
-from tests.unit.cases import each
+from tests.cases import each
 
 IDS = [f"0f8fad5b-d9cb-469f-a165-70867728950{digit}" for digit in range(5)]
 

@@ -11,7 +11,7 @@ import pytest
 from shipper.codec import Codec
 from shipper.config import RecordsSettings
 from shipper.records import Chunk, EncodedChunk, Stream
-from tests.unit.cases import each
+from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, MISSING, encode, good_lines, line
 
 NAMESPACE = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")

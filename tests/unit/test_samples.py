@@ -13,7 +13,7 @@ import pytest
 
 from shipper import wire
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES, sample_lines
-from tests.unit.cases import each
+from tests.cases import each
 
 END = datetime(2026, 3, 15, 12, 30, 7, 999_999, tzinfo=UTC)
 FIELDS = list(wire.ActivityEvent.__struct_fields__)

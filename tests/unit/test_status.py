@@ -16,7 +16,7 @@ from shipper.cli.status.units import iso, moment, size, span
 from shipper.cli.status.watching import view
 from shipper.state.overview import Overview, SpoolState, StreamState, UnreachableInput
 from shipper.telemetry.live import Live, Pause
-from tests.unit.cases import each
+from tests.cases import each
 
 NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z
 FORBIDDEN = Pause("forbidden", "HTTP 403: no", "have it checked", NOW - 100, NOW + 20)

@@ -11,7 +11,7 @@ import pytest
 
 from shipper.admin import page
 from shipper.telemetry.live import Live, Pause
-from tests.unit.cases import each
+from tests.cases import each
 
 SOURCES = {
     each.name: each.read_text("utf-8")

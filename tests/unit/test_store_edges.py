@@ -12,7 +12,7 @@ from shipper.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import locked_directory
 from shipper.state.schema import understood
 from shipper.state.store import Store
-from tests.unit.cases import each
+from tests.cases import each
 from tests.unit.test_store import checkpoint, dead_letters
 
 STREAMS = 299

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Answer, judge
-from tests.unit.cases import each
+from tests.cases import each
 
 JSON = "application/json"
 KEY_BODY = b'{"statusCode":401,"message":"Access denied due to invalid subscription key."}'

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, full_jitter_s
-from tests.unit.cases import each
+from tests.cases import each
 
 NOON = "Wed, 21 Oct 2026 12:00:00 GMT"
 NOON_S = 1_792_584_000.0

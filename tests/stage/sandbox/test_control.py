@@ -11,6 +11,7 @@ from shipper import wire
 from shipper.sandbox import service
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import Profile, SandboxOptions
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import (
     NO_EVENTS,
@@ -25,7 +26,6 @@ from tests.stage.sandbox.driver import (
     sample,
     told,
 )
-from tests.unit.cases import each
 
 ROUTES = [
     ("GET", "/"),

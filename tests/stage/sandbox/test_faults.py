@@ -16,6 +16,7 @@ from shipper import wire
 from shipper.sandbox.faults import EFFECTS, Delay, Drip, FaultScript, Hang
 from shipper.sandbox.gateway import KEY_INVALID, SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, SandboxOptions
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import (
     NO_EVENTS,
@@ -30,7 +31,6 @@ from tests.stage.sandbox.driver import (
     sample,
     told,
 )
-from tests.unit.cases import each
 
 EVENTS = sample(20)
 BATCH = body(EVENTS[:1])

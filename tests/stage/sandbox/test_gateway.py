@@ -17,9 +17,9 @@ from shipper.sandbox import gateway
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, RetryAfter, SandboxOptions
 from shipper.sandbox.tokens import AUDIENCE
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, body, eventually, gateway_answer, sample, told
-from tests.unit.cases import each
 
 BOTH = ["intake", "report"]
 TOKEN_MISSING = "Unauthorized. Access token is missing."

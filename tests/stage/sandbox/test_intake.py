@@ -8,6 +8,7 @@ import pytest
 
 from shipper import wire
 from shipper.sandbox.options import AnswerShape, Profile, Rejection, Repeats
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import (
     NO_EVENTS,
@@ -21,7 +22,6 @@ from tests.stage.sandbox.driver import (
     sample,
     told,
 )
-from tests.unit.cases import each
 
 REFUSED_WHOLE = gateway_answer(400, "The batch was refused: an event of it is not valid.")
 BAD_IP = "must be an IPv4 address in dotted-decimal form"

@@ -11,9 +11,9 @@ import pytest
 from shipper.report.client import report_path
 from shipper.report.document import read_report
 from shipper.sandbox.options import Figures, Profile
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, REPORT, Sandbox, changed, gateway_answer, sample, told
-from tests.unit.cases import each
 
 OTHER_MONTH = "start_date and end_date must lie in the same calendar month."
 NO_DATES = "start_date and end_date must be dates of the form YYYY-MM-DD."

@@ -13,8 +13,8 @@ import pytest
 from shipper.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import Access, SandboxThread, configuration_snippet
+from tests.cases import each
 from tests.stage.sandbox.driver import NO_EVENTS, NOW, Sandbox
-from tests.unit.cases import each
 
 get = partial(httpx.get, trust_env=False, verify=False)
 

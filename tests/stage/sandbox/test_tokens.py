@@ -20,9 +20,9 @@ from shipper.sandbox.tokens import (
     TOKEN_PATH,
     USERNAME,
 )
+from tests.cases import each
 from tests.stage.sandbox.conftest import Start
 from tests.stage.sandbox.driver import NOW, Sandbox, gateway_answer, told
-from tests.unit.cases import each
 
 CLIENT = {
     "grant_type": "client_credentials",

@@ -29,7 +29,7 @@ from shipper.sandbox.faults import (
     read_rule,
     read_script,
 )
-from tests.unit.cases import each
+from tests.cases import each
 
 LAST = 10**9
 

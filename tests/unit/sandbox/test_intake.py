@@ -14,7 +14,7 @@ from shipper import wire
 from shipper.sandbox.gateway import Refusal
 from shipper.sandbox.intake import Intake, RejectedEvent, read_batch
 from shipper.sandbox.samples import sample_lines
-from tests.unit.cases import each
+from tests.cases import each
 
 NOW = 1_773_577_807.25  # 2026-03-15T12:30:07.25Z
 GOOD = [json.loads(line) for line in sample_lines(6, end=datetime.fromtimestamp(NOW, UTC))]

@@ -8,7 +8,7 @@ from shipper.errors import ConfigError
 from shipper.sandbox.clock import ServiceClock, http_date
 from shipper.sandbox.limits import CallWindow
 from shipper.sandbox.options import CallLimit
-from tests.unit.cases import each
+from tests.cases import each
 
 
 class HandClock:

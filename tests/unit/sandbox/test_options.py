@@ -6,7 +6,7 @@ import pytest
 
 from shipper.errors import ConfigError
 from shipper.sandbox.options import IN_MEMORY, SandboxOptions
-from tests.unit.cases import each
+from tests.cases import each
 
 PRINTABLE = "must be printable ASCII, not empty, no blanks around it"
 FINITE = "must be a finite number"
