@@ -137,8 +137,9 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     assert segments
 
     spooled = [line for path in sorted(segments) for line in path.read_bytes().splitlines(keepends=True)]
+    torn = [line for line in spooled if not line.endswith(b"\n")]  # where the stop met the middle of a line
     whole = Counter(event_ids(line for line in spooled if line.endswith(b"\n")))
-    assert shipper.pipe().returncode == 0, "an input that holds nothing is no error"
+    assert shipper.pipe().returncode == (3 if torn else 0), "an input that holds nothing is no error"
     assert whole <= Counter(fake.event_ids())
     assert max(Counter(fake.event_ids()).values()) == 1, "after a clean stop nothing is sent twice"
 
