@@ -14,7 +14,7 @@ def each(names: str | Sequence[str], cases: Iterable[Any]) -> Callable[[Callable
     """
     Try a test with each case, as one test: what `parametrize` is, where a case takes less than a test of its own costs.
 
-    It may stand above another one, for every pair of cases. What fixtures give is the same for all cases.
+    It may stand above another one, for every pair of cases. What fixtures give is the same for all. None may skip.
 
     Args:
         names: Those arguments of the test that come from a case; several in a tuple.

@@ -43,6 +43,7 @@ def run(
     before = read_state(by.state) if check else None
     with chdir(by.folder), patch.dict(os.environ, environment, clear=True), _limited(limit_s):
         result = _main([str(word) for word in words])
+    assert "Traceback" not in result.stderr, result.stderr
     if before is not None:
         assert_accounted(result.summary, before, read_state(by.state), is_replay="replay" in arguments)
     return result
@@ -71,7 +72,7 @@ def _called(words: list[str]) -> Iterator[None]:
 @contextmanager
 def _untouched() -> Iterator[None]:
     """Take back what a command sets for its process as a whole."""
-    umask, thresholds, logs = os.umask(0o077), gc.get_threshold(), structlog.get_config()
+    umask, thresholds, logs = os.umask(0o022), gc.get_threshold(), structlog.get_config()
 
     def configure(**options: object) -> None:
         set_up(**{**options, "cache_logger_on_first_use": False})  # what a logger keeps could not be taken back

@@ -51,6 +51,7 @@ PASSING_FAILURES = [
     (Reply(fault="truncate"), "remote_protocol_error"),
     (HANG, "read_timeout"),
     (Reply(fault="stall"), "read_timeout"),
+    (Reply(fault="trickle"), "read_timeout"),
     *((Reply(status=status), f"http_{status}") for status in (408, 500, 503)),
     (Reply(status=502, body=b"<html>Bad Gateway</html>", content_type="text/html"), "http_502"),
 ]
@@ -60,7 +61,7 @@ def test_a_passing_failure_is_tried_again_with_the_same_bytes(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     fake.plan(*(reply for reply, _ in PASSING_FAILURES), Reply(status=429, headers={"Retry-After": "1"}))
-    settings = {**ONE_SENDER, "delivery.read_timeout_seconds": 0.5}
+    settings = {**ONE_SENDER, "delivery.read_timeout_seconds": 1}
     result = shipper.backfill(file, "--log-level", "debug", settings=settings)
     failures = len(PASSING_FAILURES) + 1
     assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))
@@ -77,6 +78,19 @@ def test_a_passing_failure_is_tried_again_with_the_same_bytes(
     assert {name for name, count in stored.items() if count > 1} == set(sample.ids[:100])
     # Its own backoff would be over in a fiftieth of the wait that the last of them asked for.
     assert fake.arrived_at[failures] - fake.arrived_at[failures - 1] >= 1
+
+
+def test_an_answer_before_the_body_was_read_is_a_failure_like_others(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    fake.plan(Reply(fault="early"), Reply(fault="early"))
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:20_000]))
+    settings = {**ONE_SENDER, "batch.max_events": 20_000, "batch.max_bytes": 10_000_000}
+    result = shipper.backfill(file, settings=settings)
+    assert (result.returncode, result.counts()) == (0, (20_000, 20_000, 0, 0, 0))
+    assert result.summary["retries"] == 2
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:20_000])
 
 
 REFUSALS = [
