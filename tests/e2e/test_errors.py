@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Service, Shipper, Target
+from tests.in_process import run
 
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
@@ -139,3 +141,18 @@ def test_a_state_directory_that_cannot_be_used_is_named(shipper: Shipper, file: 
     assert result.returncode == 2
     assert "state.directory" in result.stderr
     assert "/proc/none" in result.stderr
+
+
+@pytest.mark.skipif(not shutil.which("prlimit"), reason="there is no prlimit")
+def test_a_start_whose_files_may_not_grow_is_told_and_nothing_is_lost(
+    shipper: Shipper, service: Service, sample: Sample, file: Path
+):
+    """A limit on the size of files stands for a full disk, for everybody; its signal kills nobody."""
+    assert run(shipper, "backfill", file).returncode == 0
+    with file.open("ab") as out:
+        out.writelines(sample.lines[300:3000])
+    limited = shipper.backfill(file, prefix=["prlimit", "--fsize=20000", "--"], settings=HASTY)
+    assert limited.returncode in {1, 4}, limited
+    assert str(shipper.state) in limited.stderr
+    assert shipper.backfill(file).returncode == 0
+    service.assert_holds_exactly(sample.ids[:3000])

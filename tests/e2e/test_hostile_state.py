@@ -55,8 +55,9 @@ def test_a_link_in_the_place_of_a_file_of_the_state_leads_nowhere(
         if result.returncode:
             assert str(shipper.state) in result.stderr, "nobody can tell what is wrong"
         place.unlink(missing_ok=True)
-    assert shipper.backfill(file, check=False).returncode == 0
+    assert shipper.backfill(file).returncode == 0
     service.assert_holds_exactly(sample.ids[20:60])
+    assert shipper.read_state().accepted == 60, "the twenty of before, and each of these once"
 
 
 def test_a_link_in_the_place_of_the_database_to_a_database_is_not_followed(

@@ -17,6 +17,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.e2e.surroundings import spooled
 from tests.in_process import run
 
 REFUSE_ALL = {"records.allowed_statuses": '["None such"]'}
@@ -194,6 +195,28 @@ def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_
     assert (shipper.read_state().purged, shipper.read_state().dead_letters) == (3, ())
 
 
+def test_a_stop_at_the_quota_leaves_the_rest_of_a_pipe_to_the_next_start(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    settings = {"state.dead_letter_max_bytes": 1200, "batch.max_events": 1, "input.format": "ndjson"}
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running.stdin.write(b"broken\n" * 3 + b"".join(sample.lines[:5]))
+    running.stdin.flush()
+    running.wait_for("dead_letters_full")
+    last = sample.lines[4]
+    running.wait_until(lambda: any(last in content for _, content in spooled(shipper)), "everything is spooled")
+    result = running.stop()
+    assert (result.returncode, shipper.read_state().dead_lettered) == (4, 2)
+    assert result.counts()[4] > 0, "nothing was pending"
+    # What was sent while the record before it had no room is not settled, and is sent again.
+    again = shipper.pipe()
+    assert (again.returncode, again.counts()[2:]) == (3, (1, 0, 0))
+    service.assert_holds_exactly(sample.ids[:5])
+    state = shipper.read_state()
+    assert (state.read, state.accepted, len(state.dead_letters)) == (8, 5, 3), "each is counted once"
+    assert spooled(shipper) == []
+
+
 # Purge --------------------------------------------------------------------------------------------------------------
 
 
@@ -305,17 +328,29 @@ def test_what_cannot_be_meant_is_refused(kept: Shipper, arguments: list[str], wo
     assert kept.read_state() == before
 
 
-def test_an_export_gives_the_bytes_back(shipper: Shipper, service: Service, sample: Sample):
+def test_an_export_gives_the_bytes_back_and_whoever_looks_may_stop_reading(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """There is more than a pipe holds, so that the writer meets a reader who has enough, which is no error."""
     lines = [*sample.lines[:1000], b"\xff\xfe\x00{\n", b"\x1b]0;x\x07\n"]
     refuse(shipper, lines)
-    command = f"'{SHIPPER}' dead-letters export --config '{shipper.config}'"
-    for whole in (f"{command} > whole", f"{command} | head -c 10; echo ${{PIPESTATUS[0]}}"):
+
+    def bash(command: str, then: str) -> bytes:
+        words = f"'{SHIPPER}' dead-letters {command} --config '{shipper.config}' {then}"
         done = subprocess.run(
-            ["bash", "-c", whole], capture_output=True, timeout=30, env=shipper.environment(), cwd=shipper.folder
+            ["bash", "-c", words], capture_output=True, timeout=60, env=shipper.environment(), cwd=shipper.folder
         )
-        assert (done.returncode, done.stderr) == (0, b"")
+        assert (done.returncode, done.stderr) == (0, b""), command
+        return done.stdout
+
+    bash("export", "> whole")
     assert (shipper.folder / "whole").read_bytes() == b"".join(lines)
-    assert done.stdout == lines[0][:10] + b"0\n", "a reader that has enough is no error"
+    for command, head in (
+        ("export", lines[0][:10]),
+        ("list --format json --limit 5000", b'{"id":1002'),
+        ("show $(seq 1 1000)", b"dead lette"),
+    ):
+        assert bash(command, "| head -c 10; echo ${PIPESTATUS[0]}") == head + b"0\n", command
 
 
 def test_exported_rows_of_csv_can_be_mended_and_shipped(shipper: Shipper, service: Service, sample: Sample):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import signal
 import socket
 import struct
@@ -355,20 +356,22 @@ def test_the_torn_last_record_of_an_input_is_a_dead_letter_as_it_came(
 def test_the_exit_code_tells_the_worst_of_what_became_of_the_input_and_of_what_was_left_over(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    """And a header alone holds no records."""
+    """What was left over may exceed a limit that is smaller by now; and a header alone holds no records."""
     bad = b'{"bad": 1}\n'
     shipper.target = service.target._replace(token="wrong")
-    pending = shipper.pipe(sample.lines[0] + bad + sample.lines[1], settings=HASTY)
-    assert (pending.returncode, pending.counts()) == (4, (3, 0, 0, 0, 3)), "what is not saved is pending"
+    pending = shipper.pipe(sample.lines[0] + bad + b"".join(sample.lines[1:20]), settings=HASTY)
+    assert (pending.returncode, pending.counts()) == (4, (21, 0, 0, 0, 21)), "what is not saved is pending"
     assert "intake.token" in pending.stderr
     shipper.target = service.target
-    left_over = shipper.pipe()
-    assert (left_over.returncode, left_over.counts()) == (3, (3, 2, 1, 0, 0)), "what was left over counts"
+    smaller = {"spool.max_bytes": 1000, "spool.segment_bytes": 500}
+    assert sum(len(content) for _, content in spooled(shipper)) > 1000, "what is left over exceeds the next limit"
+    left_over = shipper.pipe(b"".join(sample.lines[20:40]), settings=smaller)
+    assert (left_over.returncode, left_over.counts()) == (3, (41, 40, 1, 0, 0)), "what was left over counts"
     header = csv_of(documents(sample.lines[:1])).split(b"\n")[0]  # without a newline
     nothing = shipper.pipe(header)
     assert (nothing.returncode, nothing.counts()) == (0, (0, 0, 0, 0, 0)), "a dead letter of an earlier run is no news"
     assert spooled(shipper) == []
-    service.assert_holds_exactly(sample.ids[:2])
+    service.assert_holds_exactly(sample.ids[:40])
 
 
 # What a killed one has left ---------------------------------------------------------------------------------------
@@ -402,8 +405,9 @@ def test_what_is_left_over_survives_whatever_becomes_of_the_next_starts_and_stat
     assert [content for _, content in spooled(shipper)] == left
 
     shipper.target = target
-    smaller = {**QUICK, "spool.max_bytes": 1000, "spool.segment_bytes": 500}
-    result = shipper.pipe(b"".join(sample.lines[50:100]), settings=smaller)
+    own = shipper.folder / "own.ndjson"
+    own.write_bytes(b"".join(sample.lines[50:100]))
+    result = shipper.backfill(own)
     assert (result.returncode, result.counts()) == (0, (90, 90, 0, 0, 0))
     assert service.times_received() == dict.fromkeys(sample.ids[10:100], 1), "nothing that was settled is sent again"
     assert waiting() == (0, 0)
@@ -412,15 +416,23 @@ def test_what_is_left_over_survives_whatever_becomes_of_the_next_starts_and_stat
 def test_a_spool_whose_state_was_lost_is_shipped_all_the_same(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
-    """Somebody moved a broken state.db away, as the message says: what is spooled is still there, and comes again."""
+    """Somebody moved a broken state.db away, as the message says, or emptied it: what is spooled comes again."""
     leave_behind(shipper, fake, b"".join(sample.lines[:50]), sample.ids[49].encode(), **{"spool.segment_bytes": 5000})
     held = b"".join(content for _, content in spooled(shipper)).splitlines()
+    assert set(sample.ids[10:50]) <= set(event_ids(held))
     for name in ("state.db", "state.db-wal", "state.db-shm"):
         (shipper.state / name).unlink(missing_ok=True)
-    result = shipper.pipe(b"".join(sample.lines[50:60]))
-    assert (result.returncode, result.counts()[4]) == (0, 0)
-    service.assert_holds_exactly({*event_ids(held), *sample.ids[50:60]})
-    assert set(sample.ids[10:50]) <= set(event_ids(held))
+    left = shipper.state.rename(shipper.folder / "left")
+    for is_emptied in (False, True):
+        shutil.copytree(left, shipper.state)
+        if is_emptied:
+            (shipper.state / "state.db").touch(mode=0o600)
+        service.reset()
+        result = shipper.pipe(b"".join(sample.lines[50:60]))
+        assert (result.returncode, result.counts()[4]) == (0, 0)
+        service.assert_holds_exactly({*event_ids(held), *sample.ids[50:60]})
+        assert spooled(shipper) == []
+        shutil.rmtree(shipper.state)
 
 
 # A spool that is full ---------------------------------------------------------------------------------------------

@@ -266,14 +266,15 @@ def test_a_state_that_may_not_grow_pauses_a_run_which_stops_sending_and_goes_on_
     assert Counter(fake.event_ids()) == Counter(sample.ids[:events]), "nothing is sent twice within one process"
 
 
-def test_a_full_and_a_read_only_state_pause_a_run_which_goes_on_by_itself(
-    shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail, disk: SmallDisk
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])
+def test_a_full_or_read_only_state_pauses_a_run_which_goes_on_by_itself(
+    shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail, disk: SmallDisk, is_full: bool
 ):
     shipper.target = fake.target
     running = tail.start()
     saved = save_some(tail, shipper, running)
-    saved = pause(tail, shipper, running, saved, no_room_for_state(running, disk))
-    saved = pause(tail, shipper, running, saved, read_only_state(running))
+    trouble = no_room_for_state(running, disk) if is_full else read_only_state(running)
+    saved = pause(tail, shipper, running, saved, trouble)
     assert running.stop().returncode == 0
     assert Counter(fake.event_ids()) == Counter(sample.ids[:saved]), "nothing is sent twice within one process"
 
@@ -307,14 +308,16 @@ def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
     assert service.times_received() == times
 
 
-def test_a_pipe_gives_up_when_the_state_stays_unwritable(
-    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, disk: SmallDisk
+@pytest.mark.parametrize("command", ["backfill", "pipe"])
+def test_one_that_has_an_end_gives_up_when_the_state_stays_unwritable(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, disk: SmallDisk, command: str
 ):
     shipper.target = fake.target
     fake.plan(OK, HANG)
+    arguments = [command, *([file] if command == "backfill" else []), "--summary", "json"]
     settings = {**ORDERLY, "delivery.give_up_after_seconds": 0.5}
     with file.open("rb") as stdin:
-        running = shipper.start("pipe", "--summary", "json", settings=settings, stdin=stdin)
+        running = shipper.start(*arguments, settings=settings, stdin=stdin)
         running.wait_until(lambda: shipper.read_state().accepted == 10, "the first batch is saved")
         with no_room_for_state(running, disk):
             fake.release()
@@ -325,7 +328,7 @@ def test_a_pipe_gives_up_when_the_state_stays_unwritable(
     assert str(shipper.state) in result.stderr
     assert result.counts()[0] == sum(result.counts()[1:])
     assert told(result, "delivery_paused")[0]["reason"] == "state_unwritable"
-    again = shipper.pipe()
+    again = shipper.run(*arguments)
     assert (again.returncode, again.counts()) == (0, (290, 290, 0, 0, 0))
     assert set(fake.event_ids()) == set(sample.ids[:300])
 
