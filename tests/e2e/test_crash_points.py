@@ -22,6 +22,7 @@ from tests.e2e.driver import Result, Running, Shipper, State, event_ids
 from tests.e2e.surroundings import Lockstep, spooled
 
 BATCH = 10
+SEGMENT_BYTES = 4000
 # One batch after the other, and a commit as soon as there is something to save.
 SETTINGS = {
     "batch.max_events": BATCH,
@@ -29,7 +30,7 @@ SETTINGS = {
     "batch.unique_consumers": "false",
     "delivery.concurrency": 1,
     "state.commit_interval_seconds": 0.001,
-    "spool.segment_bytes": 4000,
+    "spool.segment_bytes": SEGMENT_BYTES,
     "input.poll_interval_seconds": 0.05,
     "input.rotate_wait_seconds": 0.1,
 }
@@ -203,23 +204,27 @@ def test_a_crash_about_a_segment_loses_nothing_that_was_spooled(
     account = Account(shipper, lockstep)
     held: set[str] = set()
     for number, (passing, point) in enumerate(product((1, 3), points), 1):
+        own, before = sample.lines[number * 60 : number * 60 + 60], held.copy()
         file = shipper.folder / f"{number}.ndjson"
-        file.write_bytes(b"".join(sample.lines[number * 60 : number * 60 + 60]))
+        file.write_bytes(b"".join(own))
         with file.open("rb") as stdin:
             state = crash(shipper, point, passing, "pipe", stdin=stdin)
         account.note_crash(state)
         EVIDENCE[point](shipper, passing)
         held |= {each for _, content in spooled(shipper) for each in event_ids(content.splitlines())}
         held |= set(lockstep.event_ids())
+        if point in {"spool.append", "spool.appended"}:
+            # What a process has read and not yet written is lost with it; of what it had written, nothing is.
+            kept = own[: len(held - before)]
+            assert held - before == set(event_ids(kept)), f"{point}:{passing}: not the first lines of its input"
+            segments = passing - (point == "spool.append")
+            assert SEGMENT_BYTES * (segments - 1) < sum(map(len, kept)) <= SEGMENT_BYTES * segments
     last = shipper.pipe(b"".join(sample.lines[:60]), settings=SETTINGS)
     assert (last.returncode, last.counts()[4]) == (0, 0)
     held |= set(sample.ids[:60])
     account.assert_holds_exactly(held)
     if "spool.delete" in points:
         assert held == set(sample.ids[:300]), "all inputs had been spooled before anything was settled"
-    else:
-        # What a process has read and not yet written is lost with it; of what it had written, nothing is.
-        assert len(held) > 60
     state = shipper.read_state()
     assert (state.read, state.accepted) == (len(held), len(held))
     assert state.dead_letters == (), "segments end with whole lines"

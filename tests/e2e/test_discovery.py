@@ -314,7 +314,8 @@ def test_backfill_deletes_what_is_settled_and_not_what_has_grown_or_could_not_be
     assert not settled.exists()
     if not set(sample.ids[20:30]) <= set(fake.event_ids()):
         assert grown.exists(), "what came later was not read"
-        assert shipper.backfill(grown, cut, settings=settings).returncode == 4
+    again = [grown, cut] if grown.exists() else [cut]
+    assert shipper.backfill(*again, settings=settings).returncode == 4
     assert cut.exists()
     assert not grown.exists()
     times = Counter(fake.event_ids())
@@ -422,29 +423,41 @@ def test_run_puts_away_what_was_rotated_and_nothing_else(tail: Tail):
 
 
 def test_run_moves_what_was_rotated_while_it_was_stopped_and_not_what_is_still_written(tail: Tail, shipper: Shipper):
+    """It stays until one that was rotated after it, and is not written any more, has been put away."""
     tail.append(0, 10)
     tail.pass_by("app.ndjson", 10)
     tail.append(10, 20)
     old = tail.file.rename(tail.folder / "app.ndjson.1")
     tail.append(20, 30)
     settings = {key.replace(".", "__"): value for key, value in completion(shipper, "move").items()}
-    running = tail.start("app.ndjson", **settings, input__rotate_wait_seconds=1)
+    running = tail.start("app.ndjson", **settings, input__rotate_wait_seconds=3)
     tail.wait(30)
     with tail.file.open("ab", buffering=0) as writer:
         written = tail.file.rename(tail.folder / "app.ndjson.2")
         tail.append(30, 40)
-        for number in range(40, 50):
-            writer.write(tail.sample.lines[number])
-            tail.wait(number + 1)
+        tail.wait(40)
+        quiet = tail.file.rename(tail.folder / "app.ndjson.3")
+        tail.append(40, 50)
+        sent = 50
+
+        def is_put_away_while_the_other_is_written() -> bool:
+            nonlocal sent
+            writer.write(tail.sample.lines[sent])
+            sent += 1
+            tail.wait(sent)
             assert written.exists()
+            return not quiet.exists()
+
+        running.wait_until(is_put_away_while_the_other_is_written, f"{quiet.name} is put away", limit_s=30)
     for path in (old, written):
-        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away")
-    tail.stop(50)
+        running.wait_until(lambda path=path: not path.exists(), f"{path.name} is put away", limit_s=30)
+    tail.stop(sent)
     assert tail.file.exists()
     lines = tail.sample.lines
     assert _done(shipper) == {
         "app.ndjson.1": b"".join(lines[:20]),
-        "app.ndjson.2": b"".join(lines[20:30] + lines[40:50]),
+        "app.ndjson.2": b"".join(lines[20:30] + lines[50:sent]),
+        "app.ndjson.3": b"".join(lines[30:40]),
     }
 
 

@@ -80,7 +80,7 @@ def assert_says_nothing(text: str, secrets: list[str]) -> None:
     assert [secret for secret in secrets if secret in text] == []
 
 
-@pytest.mark.parametrize(("command", "log_format"), [("pipe", "console"), ("run", "json")])
+@pytest.mark.parametrize(("command", "log_format"), [("backfill", "json"), ("pipe", "console"), ("run", "json")])
 def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
     shipper: Shipper, service: Service, sample: Sample, command: str, log_format: str
 ):
@@ -95,7 +95,8 @@ def test_no_log_at_debug_names_a_secret_an_address_or_a_user(
             result = running.stop()
             assert result.returncode == 0
         else:
-            result = shipper.run(command, *arguments, settings=REJECTING, stdin=stdin)
+            paths = [file] if command == "backfill" else []
+            result = shipper.run(command, *paths, *arguments, settings=REJECTING, stdin=stdin)
             assert result.returncode == 3
     assert "batch_sent" in result.stderr, "debug was not on"
     state = shipper.read_state()

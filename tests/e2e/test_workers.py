@@ -176,35 +176,44 @@ def test_killed_as_a_whole_at_random_moments_it_loses_nothing(
     assert (state.read, state.accepted) == (EVENTS, EVENTS)
 
 
-def test_a_stop_drains_and_the_next_run_goes_on(shipper: Shipper, fake: FakeService, sample: Sample):
-    """First while the workers begin, which ends none of them; then when they are at work, told to all processes."""
+def test_a_stop_drains_and_the_next_run_goes_on(shipper: Shipper, sample: Sample, tmp_path: Path):
+    """While the workers begin, which ends none of them; when they are at work, told to the first process or to all."""
+    may_begin = tmp_path / "may-begin"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        f"while 'shipper.cli.worker' in sys.orig_argv and not os.path.exists({str(may_begin)!r}): time.sleep(0.02)\n"
+    )
     wanted = sample.ids[:6000]
     folder = exports(shipper.folder / "exports", sample.lines[:6000], 50)  # far more than is read ahead
     command = ("backfill", folder, "--workers", "2", "--summary", "json")
     settings = {"batch.max_events": 20, "delivery.concurrency": 2}
-    accepted = 0
-    with FakeService() as other:
-        for service, is_at_work in ((fake, False), (other, True)):
+    sent: list[str] = []
+    for when, stop in (("begin", os.kill), ("at work", os.kill), ("at work", os.killpg)):  # as a service manager does
+        with FakeService() as service:
             shipper.target = service.target
             service.default = HANG
-            running = shipper.start(*command, settings=settings, start_new_session=True)
-            if is_at_work:
-                running.wait_until(lambda: other.requests == 2, "both are at work")
-                os.killpg(running.pid, signal.SIGTERM)  # as a service manager does
-            else:
+            env = {"PYTHONPATH": str(tmp_path)}
+            running = shipper.start(*command, settings=settings, env=env, start_new_session=True)
+            if when == "begin":
                 running.wait_until(lambda running=running: len(workers_of(running)) == 2, "both are started")
-                running.process.send_signal(signal.SIGTERM)
+            else:
+                running.wait_until(lambda service=service: service.requests == 2, "both are at work")
+            stop(running.pid, signal.SIGTERM)
             running.wait_for("drain_started")
+            assert (service.requests == 0) == (when == "begin")
+            may_begin.touch()
             service.release()
             result = running.finish(limit_s=60)
             assert (result.returncode, result.summary["outcome"]) == (4, "drained"), result.stderr
             assert "worker_lost" not in result.stderr
             assert result.summary["pending"] == 0
             assert len(service.event_ids()) == result.summary["accepted"], "what was sent is accounted for"
-            accepted += result.summary["accepted"]
+            sent += service.event_ids()
+    with FakeService() as service:
+        shipper.target = service.target
         rest = shipper.run(*command)
-        assert (rest.returncode, rest.summary["accepted"]) == (0, len(wanted) - accepted)
-        assert sorted(fake.event_ids() + other.event_ids()) == sorted(wanted), "each of them once"
+        assert (rest.returncode, rest.summary["accepted"]) == (0, len(wanted) - len(sent))
+        assert sorted(sent + service.event_ids()) == sorted(wanted), "each of them once"
 
 
 def test_a_service_that_stays_away_is_given_up(shipper: Shipper, fake: FakeService, few: Path):
