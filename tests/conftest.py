@@ -8,6 +8,9 @@ from random import Random, SystemRandom
 import pytest
 from hypothesis import settings
 
+# Their assertions, too, tell what they saw.
+pytest.register_assert_rewrite("tests.e2e.driver", "tests.e2e.files", "tests.in_process", "tests.reporter")
+
 settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("shipper")
 
