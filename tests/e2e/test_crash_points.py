@@ -87,13 +87,13 @@ class Account:
         Returns:
             How many events the service has that the state store does not know of; they will come again.
         """
+        self._lockstep.begin()  # from here on, nothing of the one that was killed is taken any more
         received = len(self._lockstep.event_ids())
         unsaved = (received - self._received) - (state.accepted - self._accepted)
         assert unsaved >= 0, "a checkpoint has passed an event that the service does not have"
         assert unsaved <= BATCH, "more than one batch was not saved"
         self._unsaved += unsaved
         self._received, self._accepted = received, state.accepted
-        self._lockstep.begin()
         return unsaved
 
     def assert_holds_exactly(self, ids: Iterable[str]) -> None:
