@@ -96,5 +96,5 @@ def main() -> NoReturn:
     finally:
         with suppress(OSError), reader_may_leave():
             sys.stdout.flush()
-    gc.freeze()  # what is left ends with the process, unlooked at
+        gc.freeze()  # what is left ends with the process, unlooked at
     sys.exit(code)
