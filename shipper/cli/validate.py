@@ -272,7 +272,8 @@ def _chunks_of_pipe(descriptor: int, settings: InputSettings) -> Iterator[Chunk]
         if incoming.header and not offset:
             stream.framing = csv_rows(incoming.header, is_whole=True, delimiter=incoming.delimiter) or stream.framing
             data = incoming.header + data
-        end = len(data) if incoming.header else data.rfind(b"\n") + 1
+        open_bytes = incoming.open_bytes if incoming.header else len(data) - data.rfind(b"\n") - 1
+        end = len(data) - (0 if is_final else open_bytes)
         rest = data[end:]
         if end:
             yield Chunk(stream=stream, start_offset=offset, end_offset=offset + end, data=data[:end])

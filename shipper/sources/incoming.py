@@ -15,33 +15,40 @@ class Incoming:
     """
     Takes bytes as they arrive, whatever way they were cut, and gives what is to be kept of them.
 
-    Lines are kept as they come, also torn ones; of CSV whole rows, and of arrays whole elements, as lines.
+    Lines and rows of CSV are kept as they come, also torn ones; of arrays whole elements are kept, as lines.
 
     Attributes:
         header: What each segment has to begin with, with its newline; empty unless it is CSV.
         delimiter: Between the values of CSV.
+        open_bytes: Of CSV, how many of the bytes given so far belong to a row whose end has not come; they are the
+            last ones.
     """
 
     def __init__(self, form: InputForm, *, max_record_bytes: int) -> None:
         self._form = form
         self._max_record_bytes = max_record_bytes
         self._framing: Framing | None = None
-        self._held = b""  # what does not tell the format yet, or is part of a record
+        self._held = b""  # not given yet: it does not tell the format, or is part of an element or of a torn line
+        self._open_row = b""  # given already
         self._open_line_bytes = 0
         self.header = b""
         self.delimiter = ""
+
+    @property
+    def open_bytes(self) -> int:
+        return len(self._open_row)
 
     def take(self, data: bytes, *, is_final: bool = False, ends_whole: bool = False) -> bytes:
         """
         Take the next bytes.
 
         Args:
-            is_final: There are no more; what is open is ended.
+            is_final: There are no more: what is held is given, too.
             ends_whole: Hold back a torn line, too.
         Returns:
             What is to be kept; it may be empty.
         Raises:
-            SourceError: An element of an array is longer than a record may be.
+            SourceError: An element of an array is longer than a record may be. All of it is held.
         """
         if self._framing is None:
             data = self._held + data
@@ -53,29 +60,39 @@ class Incoming:
             if isinstance(self._framing, CsvRows):
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
+        if isinstance(self._framing, CsvRows):
+            return self._take_rows(self._framing, data, is_final=is_final, ends_whole=ends_whole)
         if self._framing is LINES:
-            data = self._held + self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
-            end = data.rfind(b"\n") + 1 if ends_whole and not is_final else len(data)
-            self._held = data[end:]
-            return data + b"\n" if is_final and self._open_line_bytes else data[:end]
-        is_rows = isinstance(self._framing, CsvRows)
-        data = self._held + (self._bound_line(data) if is_rows else data)
-        end = self._framing.cut(data, is_final=is_final)
+            return self._take_lines(data, is_final=is_final, ends_whole=ends_whole)
+        return self._take_elements(self._framing, data, is_final=is_final)
+
+    def _take_lines(self, data: bytes, *, is_final: bool, ends_whole: bool) -> bytes:
+        data = self._held + self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
+        end = data.rfind(b"\n") + 1 if ends_whole and not is_final else len(data)
         self._held = data[end:]
-        if is_rows:
-            return data + b"\n" if is_final and data[-1:] not in b"\n" else data[:end]
-        if len(self._held) > self._max_record_bytes + READ_BYTES:
+        return data[:end]
+
+    def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool, ends_whole: bool) -> bytes:
+        data = self._held + self._bound_line(data)
+        since_row_end = self._open_row + data
+        end = rows.cut(since_row_end, is_final=is_final)
+        given = max(0, end - len(self._open_row)) if ends_whole else len(data)
+        self._held = data[given:]
+        self._open_row = since_row_end[end : len(self._open_row) + given]
+        return data[:given]
+
+    def _take_elements(self, framing: Framing, data: bytes, *, is_final: bool) -> bytes:
+        data = self._held + data
+        end = framing.cut(data, is_final=is_final)
+        if len(data) - end > self._max_record_bytes + READ_BYTES:
+            self._held = data
             raise SourceError(
-                f"standard input: no record of the format {self._framing.format} ends within "
+                f"standard input: no record of the format {framing.format} ends within "
                 f"input.max_record_bytes, which is {self._max_record_bytes}; is input.format right?"
             )
-        elements = (data[frame.start : frame.end] for frame in self._framing.frames(data[:end], 0))
+        self._held = data[end:]
+        elements = (data[frame.start : frame.end] for frame in framing.frames(data[:end], 0))
         return b"".join(element.replace(b"\n", b" ") + b"\n" for element in elements)
-
-    def take_rest(self) -> bytes:
-        """Give up what is held of a line, for whoever has to stop in its middle."""
-        rest, self._held = (self._held, b"") if self._framing is LINES else (b"", self._held)
-        return rest
 
     def _bound_line(self, data: bytes) -> bytes:
         """

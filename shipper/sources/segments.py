@@ -35,7 +35,7 @@ class Segment:
 
     Attributes:
         size: Bytes that it holds.
-        whole_bytes: Up to where it holds whole lines, as far as this process has written it.
+        whole_bytes: Up to where it holds whole records, as far as this process has written it.
         is_closed: Nothing will be appended.
         is_read: It was read to its end.
     """
@@ -96,6 +96,7 @@ class Segments:
         self._fsync_interval_s = fsync_interval_s
         self._synced_at = 0.0
         self._output = -1
+        self._open_bytes = 0
         self.is_doubtful = False
         self.unwritten = b""
         self.header = b""
@@ -149,14 +150,19 @@ class Segments:
 
     # Appending --------------------------------------------------------------------------------------------------
 
-    def append(self, data: bytes = b"") -> None:
+    def append(self, data: bytes = b"", *, open_bytes: int | None = None) -> None:
         """
         Append what did not fit before, and this; a segment that is full ends behind a record.
 
+        Args:
+            open_bytes: Of CSV, how many of the last bytes belong to a row whose end has not come; None = as before.
+                A newline tells nothing there, as it may stand in quotes.
         Raises:
             OSError: Such as on a full disk; the rest is kept in `unwritten`.
         """
         self.unwritten += data
+        if open_bytes is not None:
+            self._open_bytes = open_bytes
         while self.unwritten:
             if self._output < 0:
                 self._open()
@@ -165,14 +171,19 @@ class Segments:
             room = max(0, self._segment_bytes - segment.size)
             end = 0
             if len(piece) > room:
-                # Of CSV these are whole rows, and a newline among them may stand in quotes.
-                is_cut = not self.header
-                end = (piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1) if is_cut else len(piece)
+                if self.header:
+                    end = max(0, len(piece) - self._open_bytes)
+                else:
+                    end = piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1
                 piece = piece[:end] or piece
             crash_point("spool.append")
             written = os.write(self._output, piece)
             crash_point("spool.appended")
-            if newline := piece.rfind(b"\n", 0, written) + 1:
+            if self.header:
+                rows_end = segment.size + len(self.unwritten) - self._open_bytes
+                if rows_end <= segment.size + written:
+                    segment.whole_bytes = rows_end
+            elif newline := piece.rfind(b"\n", 0, written) + 1:
                 segment.whole_bytes = segment.size + newline
             segment.size += written
             self.unwritten = self.unwritten[written:]

@@ -53,15 +53,19 @@ class StandardInput:
         moved = 0
         while moved < _MOVED_BYTES and (not self._can_wait or readable.poll(0)):
             data = self._read()
-            kept = self._incoming.take(data, is_final=not data, ends_whole=is_disk_full)
-            segments.header, segments.delimiter = self._incoming.header, self._incoming.delimiter
-            segments.append(kept)
+            self._keep(data, segments, ends_whole=is_disk_full)
             if not data:  # the end of the input has ended its last record
                 self.has_ended = True
                 return
             moved += len(data)
             if is_disk_full:
                 return  # there may be room for this much, and no more
+
+    def _keep(self, data: bytes, segments: Segments, *, ends_whole: bool = False) -> None:
+        """Append what was read; nothing ends the last record."""
+        kept = self._incoming.take(data, is_final=not data, ends_whole=ends_whole)
+        segments.header, segments.delimiter = self._incoming.header, self._incoming.delimiter
+        segments.append(kept, open_bytes=self._incoming.open_bytes)
 
     def _read(self) -> bytes:
         try:
@@ -75,9 +79,9 @@ class StandardInput:
         pass
 
     def leave(self, segments: Segments) -> None:
-        """Keep a torn line, too: what was read is nowhere else."""
+        """Keep what is held of a torn record, too: what was read is nowhere else."""
         with suppress(OSError):
-            segments.append(self._incoming.take_rest())
+            self._keep(b"", segments)
         if segments.unwritten:
             log.error("spool_unwritten", lost_bytes=len(segments.unwritten), reason="the disk takes no more")
 

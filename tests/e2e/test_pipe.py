@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import signal
+import struct
 import subprocess
+import termios
 from collections import Counter
 from pathlib import Path
+from typing import IO
+
+import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, event_ids
@@ -142,6 +149,60 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     assert shipper.pipe().returncode == (3 if torn else 0), "an input that holds nothing is no error"
     assert whole <= Counter(fake.event_ids())
     assert max(Counter(fake.event_ids()).values()) == 1, "after a clean stop nothing is sent twice"
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "its end"])
+def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
+    shipper: Shipper, service: Service, sample: Sample, ending: str
+):
+    """Until the quote may no longer be closed, nobody knows where its row ends; all that was read is kept."""
+    header, rows = csv_of(sample.lines[:500])
+    rows[2] = rows[2].replace(b",", b',"', 1)
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"input.format": "csv"})
+    running.stdin.write(header + b"".join(rows))
+    running.stdin.flush()
+    running.wait_until(lambda: service.stored == 2, "the rows before the stray quote")
+    running.wait_until(lambda: spooled_bytes(shipper) == len(header + b"".join(rows)), "everything is in the spool")
+    assert not running.has_ended
+    if ending == "its end":
+        running.stdin.close()
+        assert running.finish().returncode == 3
+    elif ending == "SIGTERM":
+        assert running.stop().returncode == 4, "there is something left to do"
+    else:
+        running.kill()
+    assert shipper.pipe().returncode == (0 if ending == "its end" else 3)
+    state = shipper.read_state()
+    assert state.rules == ["csv"]
+    assert state.dead_letters[0].raw + b"\n" == rows[2]
+    service.assert_holds_exactly([*sample.ids[:2], *sample.ids[3:500]])
+
+
+@pytest.mark.parametrize("form", ["auto", "batch"])
+@pytest.mark.parametrize("data", [b'{"EventId": "5', b'[{"a": 1}, {"b": "', b"EventId,Co"])
+def test_a_torn_first_record_is_not_forgotten_at_sigterm(shipper: Shipper, service: Service, form: str, data: bytes):
+    """Whatever it will turn out to be: a line, an element of an array; a header without rows is no record."""
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"input.format": form})
+    running.stdin.write(data)
+    running.stdin.flush()
+    running.wait_until(lambda: bytes_waiting(running.stdin) == 0, "everything is read")
+    assert running.stop().returncode == 4
+    shipper.pipe(settings={"input.format": form})
+    is_header = form == "auto" and data.startswith(b"E")
+    letters = shipper.read_state().dead_letters
+    assert b", ".join(letter.raw for letter in letters) == (b"" if is_header else data.removeprefix(b"["))
+
+
+def bytes_waiting(pipe: IO[bytes]) -> int:
+    """Count the bytes in a pipe that nobody has read yet."""
+    return struct.unpack("i", fcntl.ioctl(pipe.fileno(), termios.FIONREAD, b"\0\0\0\0"))[0]
+
+
+def csv_of(lines: list[bytes]) -> tuple[bytes, list[bytes]]:
+    """Write events as CSV without a quote: the header, and the rows."""
+    documents = [json.loads(line) for line in lines]
+    rows = [",".join(map(str, document.values())).encode() + b"\n" for document in documents]
+    return ",".join(documents[0]).encode() + b"\n", rows
 
 
 def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service, sample: Sample):

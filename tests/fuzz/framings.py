@@ -166,6 +166,14 @@ def _read_piped(body: bytes, form: InputForm, cuts: list[int]) -> list[bytes]:
     kept = b""
     for start, end in zip([0, *cuts], cuts, strict=False):
         kept += incoming.take(body[start:end], is_final=end == len(body))
+        if incoming.header:
+            assert incoming.header + kept == body[:end], "rows that a pipe has read are in memory alone"
+            whole = len(kept) - incoming.open_bytes
+            rows = CsvRows(incoming.header, incoming.delimiter)
+            if end == len(body):
+                assert whole == len(kept), "the end of the input ends no row"
+            elif _sound_csv_bytes(kept, rows, 0) > len(kept):
+                assert rows.cut(kept[:whole], is_final=False) == whole, "what is called whole ends within a row"
     framing = CsvRows(incoming.header, incoming.delimiter) if incoming.header else LINES
     return list(records_of(incoming.header + kept, framing, is_first=True))
 
