@@ -17,8 +17,9 @@ Where to look; imports go down this list only, and the packages of one line do n
     report      the daily report: fetched through delivery, compared with the ledger of the state
     sources, delivery, state, sandbox            the stages, and the service on loopback
     codec, batching                              rules, fast and slow path; when a batch closes
-    config      every key; `settings_sources` reads them, `settings_schema` knows their types, `secrets`, `addresses`
+    config      every key; `settings_sources` reads them, `settings_schema` knows their types
     serving     a socket, and a server in a thread, for the sandbox and the admin address
+    secrets, addresses                           references to secrets; addresses and names of hosts
     records, wire, errors                        the values that flow; the service's documents; what goes wrong
     telemetry   open to all: logs, and the snapshot that a running shipper makes of itself every second
 """

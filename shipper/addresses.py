@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Iterable
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from shipper.errors import ConfigError
+
+_HOST_NAME_LENGTH: Final = 262  # with a port
+_HOST_NAME: Final = r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
+_HOST: Final = re.compile(rf"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>{_HOST_NAME}))(?::[0-9]{{1,5}})?", re.ASCII)
 
 
 def checked_base_url(written: str, *, allow_plaintext: bool) -> str:
@@ -99,6 +106,40 @@ def listen_address(written: str) -> tuple[str, int]:
     if not url.hostname or url.port is None or url.netloc != written or "@" in written:
         raise ValueError(written)
     return url.hostname, url.port
+
+
+def check_host_names(written: Iterable[str], *, key: str) -> None:
+    """
+    Check names of hosts.
+
+    Raises:
+        ConfigError: One of them is none, such as a name with a port, or a pattern.
+    """
+    for name in written:
+        if len(name) > _HOST_NAME_LENGTH or not re.fullmatch(_HOST_NAME, name):
+            raise ConfigError(f"{name!r} is not a host name; expected one such as shipper.monitoring.svc", key=key)
+
+
+def host_of(header: str) -> str | None:
+    """
+    Return the host that a `Host` header names, without its port.
+
+    Returns:
+        A name in lower case without a dot at its end, or what is in brackets; None if it is neither.
+    """
+    found = _HOST.fullmatch(header) if len(header) <= _HOST_NAME_LENGTH else None
+    if found is None:
+        return None
+    return found["literal"] or found["name"].lower().removesuffix(".")
+
+
+def is_address(host: str) -> bool:
+    """Return whether a host is an address literal and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

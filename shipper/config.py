@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shipper.addresses import check_address, check_listen_address, checked_base_url
+from shipper.addresses import check_address, check_host_names, check_listen_address, checked_base_url
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
 from shipper.settings_mapping import FIELDS, FieldSource, field_sources
@@ -358,8 +358,17 @@ class AdminSettings(Section, frozen=True):
         "127.0.0.1:9464"
     )
 
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names that requests may call it by, beside localhost, IP addresses and that of `admin.listen`",
+            examples=[["shipper.monitoring.svc"]],
+        ),
+    ] = ()
+
     def __post_init__(self) -> None:
         check_listen_address(self.listen, key="listen")
+        check_host_names(self.hosts, key="hosts")
 
 
 class Settings(Section, frozen=True):

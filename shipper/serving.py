@@ -6,14 +6,21 @@ import asyncio
 import errno
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from shipper.addresses import host_of, is_address
 from shipper.errors import ConfigError, ShipperError
 
+_REFUSAL: Final = (
+    "This address answers only requests that name it by an IP address, as localhost, or by a name it knows"
+)
+_NO_SNIFFING: Final = {"X-Content-Type-Options": "nosniff"}
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0
 _START_LIMIT_SECONDS = 10
@@ -70,6 +77,33 @@ class Server(uvicorn.Server):
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._ending.set)
+
+
+class HostGuard:
+    """
+    An application that answers only requests to an address literal or to a name of its own.
+
+    A web page can have its own name resolved to this machine (DNS rebinding) and then reads what is served here as if
+    it came from its own server. The browser still names that host; an address literal cannot be rebound.
+
+    Args:
+        names: Beside `localhost`.
+        advice: What is to be done for another name, in words.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: Iterable[str] = (), advice: str) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower().removesuffix(".") for name in names)}
+        self._refusal = PlainTextResponse(f"{_REFUSAL}; {advice}\n", status_code=421, headers=_NO_SNIFFING)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app if self._is_own(scope) else self._refusal
+        await app(scope, receive, send)
+
+    def _is_own(self, scope: Scope) -> bool:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        host = host_of(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
+        return host is not None and (host in self._names or is_address(host))
 
 
 def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket:

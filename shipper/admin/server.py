@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shipper.addresses import listen_address
 from shipper.admin.app import Admin
-from shipper.serving import Server, address_of, listen, running_in_thread
+from shipper.serving import HostGuard, Server, address_of, listen, running_in_thread
 from shipper.telemetry.board import Board
 
 log = structlog.get_logger("admin")
@@ -65,6 +65,7 @@ def serving(
     board: Board,
     directory: Path,
     *,
+    hosts: Iterable[str],
     wall_time: Callable[[], float],
     now: Callable[[], float],
 ) -> Iterator[None]:
@@ -74,13 +75,15 @@ def serving(
     Args:
         address: HOST:PORT.
         directory: The state directory.
+        hosts: Names to answer to, beside the host of the address, `localhost` and address literals.
     Raises:
         ConfigError: The address cannot be had.
     """
     host, port = listen_address(address)
     with listen(host, port, key="admin.listen") as listener:
+        app = Admin(board, directory, wall_time=wall_time, now=now).app()
         server = Server(
-            Admin(board, directory, wall_time=wall_time, now=now).app(),
+            HostGuard(app, names=[host, *hosts], advice="list further names in admin.hosts"),
             http=_Protocol,
             backlog=_CLIENTS_MAX,  # so many are accepted at a stroke, before the first of them can be cut off
             loop="asyncio",

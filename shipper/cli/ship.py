@@ -333,7 +333,7 @@ def ship(
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons
 
-        with showing(listen, state.directory) as shown:
+        with showing(listen, state.directory, hosts=settings.admin.hosts) as shown:
             summary, reasons = run_async(partial(run_pipeline, shown))
     if command == "run" and is_json(settings.log.format):
         log.info("ended", **msgspec.structs.asdict(summary))  # nothing but JSON stands in such a log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -32,13 +32,14 @@ class Showing(NamedTuple):
 
 
 @contextmanager
-def showing(listen: str, directory: Path) -> Iterator[Showing]:
+def showing(listen: str, directory: Path, *, hosts: Iterable[str]) -> Iterator[Showing]:
     """
     Show what a pipeline publishes while this is entered.
 
     Args:
         listen: The admin address; empty = none.
         directory: The state directory.
+        hosts: Names that requests to it may call it by, beside the usual ones.
     Raises:
         ConfigError: The address cannot be had.
     """
@@ -47,6 +48,8 @@ def showing(listen: str, directory: Path) -> Iterator[Showing]:
         if listen:
             from shipper.admin.server import serving
 
-            stack.enter_context(serving(listen, shown.board, directory, wall_time=time.time, now=time.monotonic))
+            stack.enter_context(
+                serving(listen, shown.board, directory, hosts=hosts, wall_time=time.time, now=time.monotonic)
+            )
         stack.callback(shown.file.write)
         yield shown

@@ -18,21 +18,23 @@ import anyio
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shipper import wire
 from shipper.sandbox.clock import http_date
-from shipper.sandbox.control import Control
+from shipper.sandbox.control import PREFIX, Control
 from shipper.sandbox.effects import Connection
 from shipper.sandbox.faults import Operation as OperationName
 from shipper.sandbox.faults import RotateKey
 from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.tokens import TOKEN_PATH
+from shipper.serving import HostGuard
 
 _FORM_BYTES_MAX: Final = 65_536
 _STOP_GRACE_SECONDS: Final = 0.2
+_WHO_CONTROLS: Final = "the controls of the sandbox are for this machine"
 
 
 def create_app(service: Service, control: Control) -> ASGIApp:
@@ -41,18 +43,19 @@ def create_app(service: Service, control: Control) -> ASGIApp:
     async def token(request: Request, _: RequestEntry) -> Response:
         return await _grant(service, request)
 
+    controls = control.routes()
     app = Starlette(
         routes=[
             Route(wire.INTAKE_PATH, Operation(service, "intake", service.intake), methods=["POST"]),
             Route(wire.REPORT_PATH, Operation(service, "report", service.report), methods=["GET"]),
             Route(TOKEN_PATH, Operation(service, "token", token), methods=["POST"]),
-            *control.routes(),
+            Mount(PREFIX, HostGuard(Router(controls, redirect_slashes=False), advice=_WHO_CONTROLS)),
         ],
         # A gateway knows operations, not resources: a wrong method is as unknown as a wrong path.
         exception_handlers={404: _not_found, 405: _not_found, ClientDisconnect: _nobody},
     )
     app.router.redirect_slashes = False
-    for route in app.routes:
+    for route in (*app.routes, *controls):
         if isinstance(route, Route) and route.methods:
             route.methods.discard("HEAD")  # which comes with every GET
     return _Dated(app, service.clock)

@@ -94,7 +94,7 @@ class Control:
         self._base_url = base_url
 
     def routes(self) -> list[Route]:
-        """List method, path and handler of everything, `GET /_sandbox/` included, which lists them again."""
+        """List method, path below the prefix and handler of everything; `GET /` lists them again."""
         handlers: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
             ("GET", "/", self.index),
             ("GET", "/access", self.access),
@@ -117,7 +117,7 @@ class Control:
             {"method": method, "path": f"{PREFIX}{path}", "does": _first_line(handler)}
             for method, path, handler in handlers
         ]
-        return [Route(f"{PREFIX}{path}", _answering(handler), methods=[method]) for method, path, handler in handlers]
+        return [Route(path, _answering(handler), methods=[method]) for method, path, handler in handlers]
 
     async def index(self, _: Request) -> Response:
         """List the controls."""

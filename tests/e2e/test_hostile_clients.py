@@ -127,6 +127,88 @@ def test_what_is_no_request_is_answered_or_cut_off_and_costs_nothing(
     assert result.returncode == 0
 
 
+def _answer(address: tuple[str, int], *headers: bytes, path: bytes = b"/status", version: bytes = b"1.1") -> bytes:
+    """Ask with exactly these headers; returns the whole answer."""
+    lines = [b"GET " + path + b" HTTP/" + version, *headers, b"Connection: close", b"", b""]
+    answer = b""
+    with socket.create_connection(address, timeout=10) as client:
+        client.sendall(b"\r\n".join(lines))
+        while piece := client.recv(1 << 20):
+            answer += piece
+    return answer
+
+
+PATHS = (b"/", b"/status", b"/history", b"/metrics", b"/healthz", b"/readyz", b"/nowhere")
+OWN_HOSTS = (
+    *("127.0.0.1", "192.0.2.7", "[::1]", "[::ffff:127.0.0.1]", "[2001:db8::1]"),
+    *("localhost", "LocalHost", "localhost."),
+)
+FOREIGN_HOSTS = (
+    *(b"rebound.example", b"127.0.0.1.example", b"localhost.example", b"xlocalhost", b"shipper.monitoring.svc"),
+    *(b"[::1].example", b"127.0.0.1@x.example", b"127.0.0.1, x.example", b"localhost x.example", b"localhost/x"),
+    *(b"", b" ", b":", b"127.0.0.1:", b"127.0.0.1:port", b"127.0.0.1:123456", b"127.0.0.1:1:2", b"localhost\xff"),
+    *(b"::1", b"[::1", b"[]", b"[1.2.3.4]x", b"[:::]", b"a." * 200),
+)
+
+
+def test_a_page_of_another_origin_cannot_read_the_admin_address_by_rebinding_its_name(start: Start):
+    """Its requests come from a browser on this machine, and name the host that the page came from."""
+    running = start()
+    admin = Admin(running)
+    address = _address(admin)
+    assert b"newest_dead_letters" in _answer(address, b"Host: 127.0.0.1:%d" % address[1])
+    for path in PATHS:
+        answer = _answer(address, b"Host: rebound.example:%d" % address[1], path=path)
+        assert answer.startswith(b"HTTP/1.1 421 "), (path, answer[:200])
+        assert b"admin.hosts" in answer
+        assert b"newest_dead_letters" not in answer
+        assert b"rebound.example" not in answer, "nothing of the request comes back"
+        assert b"access-control" not in answer.lower()
+    for host in FOREIGN_HOSTS:
+        assert not _answer(address, b"Host: " + host).startswith(b"HTTP/1.1 2"), host
+    assert _answer(address, version=b"1.0").startswith(b"HTTP/1.1 421 "), "it names no host"
+    two = [b"Host: 127.0.0.1", b"Host: rebound.example"]
+    for headers in (two, two[::-1], [two[0], two[0]]):
+        assert not _answer(address, *headers).startswith(b"HTTP/1.1 2"), headers
+
+
+def test_the_admin_address_answers_to_every_address_literal_and_to_the_names_of_admin_hosts(start: Start):
+    """A literal cannot be rebound; probes come to the address of a pod, and through a tunnel the port differs."""
+    running = start(settings={"admin.hosts": '["shipper.monitoring.svc", "Edge-1"]'})
+    address = _address(Admin(running))
+    for host in (*OWN_HOSTS, "shipper.monitoring.svc", "SHIPPER.monitoring.svc.", "edge-1"):
+        for port in ("", f":{address[1]}", ":80", ":19464"):
+            answer = _answer(address, f"Host: {host}{port}".encode())
+            assert answer.startswith(b"HTTP/1.1 200 "), (host, port, answer[:200])
+    for host in (b"monitoring.svc", b"x.shipper.monitoring.svc", b"edge-2"):
+        assert _answer(address, b"Host: " + host).startswith(b"HTTP/1.1 421 "), host
+
+
+def test_the_name_that_it_listens_on_is_its_own(start: Start):
+    running = start(settings={"admin.listen": "localhost:0"})
+    address = _address(Admin(running))
+    assert _answer(address, b"Host: localhost:%d" % address[1]).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize("written", ['["*"]', '["edge:9464"]', '["http://edge"]', '[""]', '["a b"]', '"edge"'])
+def test_what_is_no_name_of_a_host_is_refused_with_the_key(written: str, start: Start):
+    result = start(settings={"admin.hosts": written}).finish()
+    assert result.returncode == 2
+    assert "admin.hosts" in result.stderr
+
+
+def test_the_controls_of_the_sandbox_cannot_be_reached_by_rebinding_a_name(service: Service):
+    """The operations of the service itself are for whoever has a key."""
+    url = httpx.URL(service.target.base_url)
+    address = url.host, url.port or 80
+    for path in (b"/_sandbox/", b"/_sandbox/access", b"/_sandbox/counts", b"/_sandbox/nowhere"):
+        answer = _answer(address, b"Host: rebound.example", path=path)
+        assert answer.startswith(b"HTTP/1.1 421 "), (path, answer[:200])
+        assert service.target.subscription_key.encode() not in answer
+    for host in (b"localhost", b"127.0.0.1:%d" % address[1]):
+        assert _answer(address, b"Host: " + host, path=b"/_sandbox/counts").startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_service_that_drips_its_headers_for_ever_is_cut_off_and_everything_is_delivered(
     shipper: Shipper, sample: Sample, connections: ExitStack
 ):
