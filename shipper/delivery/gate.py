@@ -59,8 +59,8 @@ class Gate:
     Attributes:
         reason: Why delivery pauses, one word; empty while the gate is open.
         message: The same for a person.
-        failing_since: When the first of the attempts failed that failed with no acceptance since; None if the last
-            attempt succeeded.
+        failing_since: From when on nothing was accepted: the first failure since the last acceptance or, if that came
+            while the gate was held, the acceptance. None while all is well.
         in_flight: Requests that have no answer yet.
         shut_at: When the gate was shut for this reason.
         probe_at: When the next probe may go, if the gate is shut.
@@ -200,6 +200,8 @@ class Gate:
     def note_accepted(self, passage: Passage) -> None:
         """The service took a batch, or a part of it."""
         self._refusals = 0
+        if self.failing_since is not None:
+            self.failing_since = self._now()
         self._note_answer(passage)
         self._open()
 
@@ -265,9 +267,11 @@ class Gate:
         self.probe_at = self._now() + self._jitter_s(self._probes, longest_s)
 
     def _open(self) -> None:
+        if self.reason and self._now() < self._held_until:
+            return  # the answer to an older request does not end the wait that was asked for since, nor the patience
         self.failing_since = None
         self._failures = 0
-        if self.reason and self._now() >= self._held_until:
+        if self.reason:
             log.info("delivery_resumed", reason=self.reason)
             self.reason = self.message = ""
             self._probes = 0

@@ -207,3 +207,22 @@ def test_a_service_that_comes_up_later_gets_everything(shipper: Shipper, sample:
         running.wait_until(lambda: len(late.event_ids()) == 300, "all events")
         assert running.stop().returncode == 0
         assert Counter(late.event_ids()) == Counter(sample.ids[:300])
+
+
+def test_a_service_that_asks_for_an_hour_while_another_request_succeeds_is_given_up_in_time(
+    shipper: Shipper, fake: FakeService, file: Path
+):
+    """Of two requests in flight, one is asked to wait; the other is accepted after that."""
+    fake.plan(Reply(status=429, headers={"Retry-After": "3600"}), HANG)
+    settings = {**ONE_SENDER, "delivery.concurrency": 2, "delivery.give_up_after_seconds": 0.5}
+    running = shipper.start("backfill", file, "--summary", "json", settings=settings)
+    running.wait_for("delivery_paused")
+    fake.release()
+    result = running.finish()
+    assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
+    assert "nothing was accepted for 0.5 s" in result.summary["message"]
+    assert result.counts() == (300, 100, 0, 0, 200)
+    assert (fake.requests, len(fake.event_ids())) == (2, 100)
+
+    assert shipper.backfill(file, settings=ONE_SENDER).returncode == 0
+    assert len(set(fake.event_ids())) == 300

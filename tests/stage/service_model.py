@@ -80,6 +80,7 @@ class ServiceModel:
 
     Attributes:
         judge: What it says to a request; None = it accepts.
+        latency_of: How long it takes for a request, seconds.
         stored: How often each event was accepted.
         most_in_flight: At the same time.
     """
@@ -87,6 +88,7 @@ class ServiceModel:
     def __init__(self, judge: Callable[[Request], Reply | None] = lambda _: None, *, latency_s: float = 0.05) -> None:
         self.judge = judge
         self.latency_s = latency_s
+        self.latency_of: Callable[[Request], float] = lambda _: latency_s
         self.requests: list[Request] = []
         self.stored: Counter[int] = Counter()
         self.in_flight = 0
@@ -98,7 +100,7 @@ class ServiceModel:
         request = Request(sender, body, authorization, encoding, traceparent, self.in_flight)
         self.requests.append(request)
         try:
-            await anyio.sleep(self.latency_s)
+            await anyio.sleep(self.latency_of(request))
             reply = self.judge(request)
         finally:
             self.in_flight -= 1

@@ -323,6 +323,39 @@ def test_a_batch_that_alone_fails_does_not_stop_the_others_but_the_patience_begi
     assert not made[0].refused
 
 
+@each("late", [answer(202), answer(400)])
+def test_what_was_sent_before_a_wait_was_asked_for_does_not_end_the_patience(late: Answer):
+    """Two in flight: the first is asked to wait for an hour, the second is answered a moment later."""
+    service = ServiceModel(lambda request: late if request.sender else answer(429, "3600"), latency_s=1)
+    made: list[Delivery] = []
+
+    async def main() -> None:
+        made.append(Delivery(service, senders=2, give_up_after_s=60))
+        with pytest.raises(ExceptionGroup) as caught:
+            await made[0].deliver([batch_of([n], number=n + 1) for n in range(6)])
+        assert caught.group_contains(DeliveryGaveUpError, match="nothing was accepted for 60 s: .*fewer requests")
+        assert 60 <= anyio.current_time() <= 62
+
+    in_virtual_time(main)
+    assert [request.at for request in service.requests] == [0, 0]
+    assert (len(made[0].settled), len(made[0].refused)) == ((1, 0) if late.status == 202 else (0, 1))
+
+
+def test_the_patience_begins_anew_with_what_is_accepted_although_a_wait_was_asked_for():
+    """The first of two answers asks for a wait; the second accepts, half a minute later."""
+    service = ServiceModel(latency_s=0)
+    service.latency_of = lambda request: 30.0 if request.sender else 0.0
+    service.judge = lambda request: None if request.sender else answer(429, "3600")
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await Delivery(service, senders=2, give_up_after_s=60).deliver(numbered(3))
+        assert caught.group_contains(DeliveryGaveUpError)
+        assert anyio.current_time() == 90
+
+    in_virtual_time(main)
+
+
 def test_a_stop_wakes_senders_from_their_backoff():
     service = ServiceModel(until(100, answer(503)), latency_s=0)
 
