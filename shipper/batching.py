@@ -8,6 +8,7 @@ are not held up by it.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from shipper.records import Batch, EncodedChunk, Span
@@ -25,6 +26,7 @@ class _Deferred(NamedTuple):
     event_id: str
     consumer_id: int
     span: Span
+    ordinal: int
     arrived_at: float
     since_batch: int
 
@@ -53,7 +55,7 @@ class Batcher:
         self._pieces: list[bytes] = [BODY_HEAD]
         self._bytes = _ENVELOPE_BYTES
         self._events = 0
-        self._parts: list[tuple[Span, int]] = []
+        self._parts: list[tuple[Span, Sequence[int]]] = []
         self._event_ids: set[str] = set()
         self._uncollected_event_ids: list[list[str]] = []
         self._consumer_ids: set[int] = set()
@@ -107,15 +109,14 @@ class Batcher:
             self._pieces += (chunk.lines.replace(b"\n", b","), b",")
             self._bytes += len(chunk.lines) + 1
             self._events += len(chunk.event_ids)
-            self._parts.append((chunk.span, len(chunk.event_ids)))
+            self._parts.append((chunk.span, range(len(chunk.event_ids))))
             self._uncollected_event_ids.append(chunk.event_ids)
             self._consumer_ids = self._consumer_ids | consumer_ids if self._consumer_ids else consumer_ids
             self._note_arrival(now)
             return
-        for line, event_id, consumer_id in zip(
-            chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True
-        ):
-            event = _Deferred(line, event_id, consumer_id, chunk.span, now, self._batches)
+        events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
+        for ordinal, (line, event_id, consumer_id) in enumerate(events):
+            event = _Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
             if not self._take_one(event):
                 self._deferred.append(event)
 
@@ -144,10 +145,11 @@ class Batcher:
         self._events += 1
         self._event_ids.add(event.event_id)
         self._consumer_ids.add(event.consumer_id)
-        if self._parts and self._parts[-1][0] is event.span:
-            self._parts[-1] = (event.span, self._parts[-1][1] + 1)
-        else:
-            self._parts.append((event.span, 1))
+        if not self._parts or self._parts[-1][0] is not event.span:
+            self._parts.append((event.span, []))
+        ordinals = self._parts[-1][1]
+        assert isinstance(ordinals, list), "a span whose events came together has none that are deferred"
+        ordinals.append(event.ordinal)
         self._note_arrival(event.arrived_at)
         return True
 

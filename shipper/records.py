@@ -9,8 +9,10 @@ settled when each of its records is accepted, in the dead letters, or a duplicat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Final, Literal
 
 from msgspec import Struct
@@ -192,6 +194,14 @@ class Refusal(Struct, frozen=True, kw_only=True):
     is_ambiguous: bool = False
 
 
+def flat_bounds(bounds: Iterable[tuple[int, int]]) -> array[int]:
+    """Put starts and ends one behind the other, in 8 bytes a pair."""
+    return array("I", chain.from_iterable(bounds))
+
+
+NO_BOUNDS: Final = flat_bounds(())
+
+
 class Span(Struct, eq=False, kw_only=True):
     """
     A stretch of one stream and what became of its records.
@@ -199,6 +209,8 @@ class Span(Struct, eq=False, kw_only=True):
     Attributes:
         opened_at: When it was handed to the batcher, on the event loop's clock.
         chunk: Where its records stand as they came; None once no record is unsettled.
+        lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
+        bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.
@@ -214,11 +226,31 @@ class Span(Struct, eq=False, kw_only=True):
     unsettled: int
     opened_at: float = 0.0
     chunk: Chunk | None = None
+    lines_at: int = 0
+    bounds: array[int] = NO_BOUNDS
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []
     ledger: dict[LedgerKey, int] = {}
     repeated: dict[LedgerKey, int] = {}
+
+    def bounds_of(self, ordinal: int) -> tuple[int, int]:
+        """
+        Find an unsettled event as it came, by its place alone.
+
+        Args:
+            ordinal: Of the event among those of the span, from 0.
+        Returns:
+            Start and end in the data of the chunk.
+        """
+        assert self.chunk is not None
+        if not self.bounds:
+            self.bounds = self._bounds_of_lines(self.chunk)
+        return self.bounds[2 * ordinal], self.bounds[2 * ordinal + 1]
+
+    def _bounds_of_lines(self, chunk: Chunk) -> array[int]:
+        start, end = self.lines_at - chunk.start_offset, self.end_offset - chunk.start_offset
+        return flat_bounds((frame.start, frame.end) for frame in LINES.frames(chunk.data[:end], start))
 
 
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
@@ -245,13 +277,13 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     Attributes:
         number: Counts the batches of a run, from 1.
         body: The request body, JSON.
-        parts: Which span each run of events came from, and how many; in the order of the body.
+        parts: Which span each run of events came from, and their ordinals there; in the order of the body.
     """
 
     number: int
     body: bytes
     events: int
-    parts: list[tuple[Span, int]]
+    parts: list[tuple[Span, Sequence[int]]]
 
 
 class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):

@@ -9,11 +9,11 @@ is halved until the bad lines stand alone. Records that are no lines are always 
 from __future__ import annotations
 
 import re
+from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from itertools import accumulate, chain
-from operator import attrgetter
+from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -26,8 +26,8 @@ from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.codec.tally import tally
 from shipper.config import RecordsSettings
-from shipper.framing import LINES, CsvRows, Frame, Framing
-from shipper.records import MARKER_BYTES, Chunk, EncodedChunk, Rejection, Span, Stream
+from shipper.framing import LINES, CsvRows, Framing
+from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
@@ -42,13 +42,15 @@ class _Piece(NamedTuple):
     Attributes:
         end: Where it ends in the chunk's data.
         lines: The good ones as they are to be sent, joined by newlines.
-        offsets: Where the good ones lie in the stream; of lines that are all good, the first alone.
+        starts: Where the good ones begin in the stream; of lines that are all good, the first alone.
+        ends: Where they end; none of lines that are all good.
     """
 
     end: int
     lines: bytes
     columns: Columns
-    offsets: list[int]
+    starts: list[int]
+    ends: list[int]
     rejections: list[Rejection]
     changes: Changes
 
@@ -120,7 +122,7 @@ class Codec:
         return self._finished(chunk, offset, piece)
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
-        """Show a record as the rules see it, as far as it can be read at all."""
+        """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
         changes = Changes()
         if isinstance(framing, CsvRows):
             (row,) = read_rows([raw], framing)
@@ -129,67 +131,33 @@ class Codec:
             lines = self._rewriter.rewrite([raw.replace(b"\n", b" ")], changes)
         return document_in(lines[0]) if lines else {}
 
-    def find(self, span: Span, event: Mapping[str, object]) -> Frame | None:
-        """
-        Find a record of a span that is not settled yet.
-
-        Args:
-            event: As it was sent. What has its EventId is it, and of several, the one that is the same in all fields.
-        Returns:
-            Where it stands in the data of the span's chunk.
-        """
-        chunk = span.chunk
-        assert chunk is not None
-        data, framing = chunk.data, chunk.stream.framing
-        start, end = (offset - chunk.start_offset for offset in (span.start_offset, span.end_offset))
-        settled = {rejection.start_offset - chunk.start_offset for rejection in span.rejections}
-        likely: list[Frame] = []
-        others: list[Frame] = []
-        wanted = str(event["EventId"]).encode()  # most ids stand in their record as they were sent
-        at = data.find(wanted, start, end)
-        for frame in framing.frames(data[:end], _first_record(chunk, start)):
-            if frame.start <= at < frame.end:
-                likely.append(frame)
-                at = data.find(wanted, frame.end, end)
-            else:
-                others.append(frame)
-        first: Frame | None = None
-        for number, frame in enumerate(map(partial(_without_nuls, data), chain(likely, others)), 1):
-            if frame.start not in settled:
-                document = self.document_of(data[frame.start : frame.end], framing)
-                if document == event:
-                    return frame
-                if first is None and document.get("EventId") == event["EventId"]:
-                    first = frame
-            if first is not None and number >= len(likely):
-                break
-        return first
-
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
-        lines, columns = piece.lines, piece.columns
         repeated = _NONE
-        if not self._window.admit(columns.event_ids):
-            lines, columns, repeated = self._without_duplicates(piece, chunk.stream)
-            self._window.admit(columns.event_ids)
+        if not self._window.admit(piece.columns.event_ids):
+            piece, repeated = self._without_duplicates(piece, chunk.stream)
+            self._window.admit(piece.columns.event_ids)
+        columns = piece.columns
         events = len(columns.event_ids)
         span = Span(
             stream=chunk.stream,
             start_offset=offset,
             end_offset=chunk.start_offset + piece.end,
             tail=chunk.data[max(0, piece.end - MARKER_BYTES) : piece.end],
-            records=piece.records,
+            records=piece.records + len(repeated.event_ids),
             unsettled=events,
-            duplicates=piece.records - events - len(piece.rejections),
+            duplicates=len(repeated.event_ids),
             rejections=piece.rejections,
             chunk=chunk if events else None,
+            lines_at=piece.starts[0] if events else 0,
+            bounds=_bounds_of(piece, chunk.start_offset),
             ledger=tally(columns),
             repeated=tally(repeated),
         )
         return EncodedChunk(
             span=span,
-            lines=lines,
+            lines=piece.lines,
             event_ids=columns.event_ids,
             consumer_ids=columns.consumer_ids,
             has_distinct_event_ids=self._window.is_on,
@@ -213,7 +181,7 @@ class Codec:
         ):
             columns = self._judge.validate(array, count, latest)
             if columns is not None:
-                return _Piece(end, lines, columns, [chunk.start_offset + start], [], Changes())
+                return _Piece(end, lines, columns, [chunk.start_offset + start], [], [], Changes())
         raws = lines.split(b"\n")
         return self._sorted_out(raws, _line_offsets(raws, chunk.start_offset + start), end, latest)
 
@@ -251,7 +219,7 @@ class Codec:
         rejections.sort(key=attrgetter("start_offset"))
         if csv is not None:
             rejections = [replace(rejection, header=csv.header) for rejection in rejections]
-        return _Piece(end, good.lines, good.columns, good.offsets, rejections, changes)
+        return _Piece(end, good.lines, good.columns, good.starts, good.ends, rejections, changes)
 
     def _without_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
         """Leave out what is no record, and what is too long for one."""
@@ -339,25 +307,31 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[bytes, Columns, Columns]:
-        """Keep the first line of each EventId that is not in the window; gives the other events, too."""
+    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[_Piece, Columns]:
+        """Keep the first event of each EventId that is not in the window; returns the other events, too."""
         lines = piece.lines.split(b"\n")
-        offsets = piece.offsets if len(piece.offsets) == len(lines) else _line_offsets(lines, piece.offsets[0])
+        starts, ends = piece.starts, piece.ends
+        if not ends:
+            starts = _line_offsets(lines, starts[0])
+            ends = list(map(add, starts, map(len, lines)))
         seen: set[str] = set()
-        kept: list[bytes] = []
-        unique: list[Any] = []
+        kept: list[int] = []
         repeated: list[Any] = []
-        events = zip(lines, piece.columns.events, piece.columns.event_ids, offsets, strict=True)
-        for line, event, event_id, offset in events:
+        for index, (event, event_id) in enumerate(zip(piece.columns.events, piece.columns.event_ids, strict=True)):
             if event_id in seen or event_id in self._window:
                 repeated.append(event)
                 if self._on_duplicate is not None:
-                    self._on_duplicate(event_id, stream, offset)
+                    self._on_duplicate(event_id, stream, starts[index])
                 continue
             seen.add(event_id)
-            kept.append(line)
-            unique.append(event)
-        return b"\n".join(kept), Columns.of(unique), Columns.of(repeated)
+            kept.append(index)
+        unique = piece._replace(
+            lines=b"\n".join([lines[index] for index in kept]),
+            columns=Columns.of([piece.columns.events[index] for index in kept]),
+            starts=[starts[index] for index in kept],
+            ends=[ends[index] for index in kept],
+        )
+        return unique, Columns.of(repeated)
 
     @staticmethod
     def _refuse_oversized(chunk: Chunk) -> EncodedChunk:
@@ -391,9 +365,11 @@ def _first_record(chunk: Chunk, start: int) -> int:
     return len(BOM_UTF8) if chunk.data.startswith(BOM_UTF8) else 0
 
 
-def _without_nuls(data: bytes, frame: Frame) -> Frame:
-    raw = data[frame.start : frame.end]
-    return frame._replace(start=frame.end - len(raw.lstrip(_HOLE)))
+def _bounds_of(piece: _Piece, origin: int) -> array[int]:
+    """Return where the good records stand in the chunk's data; nothing if they are its lines from the first one on."""
+    if not piece.ends:
+        return NO_BOUNDS
+    return flat_bounds((start - origin, end - origin) for start, end in zip(piece.starts, piece.ends, strict=True))
 
 
 def _line_offsets(lines: list[bytes], first: int) -> list[int]:

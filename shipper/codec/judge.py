@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import add
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -72,12 +73,13 @@ class Parted(NamedTuple):
 
     Attributes:
         lines: As they are to be sent, joined by newlines.
-        offsets: In the stream, one for each.
+        starts, ends: In the stream, of each as it came.
     """
 
     lines: bytes
     columns: Columns
-    offsets: list[int]
+    starts: list[int]
+    ends: list[int]
 
 
 class Judge:
@@ -129,7 +131,8 @@ class Judge:
     def part(self, records: Records, latest: str, rejections: list[Rejection]) -> Parted:
         """Part the good records from the bad ones, which are added to `rejections`."""
         good: list[bytes] = []
-        offsets: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
         events: list[Any] = []
         waiting = [(0, len(records.wires))]
         while waiting:
@@ -138,14 +141,15 @@ class Judge:
             valid = wires and self.validate(b"[" + SEPARATOR.join(wires) + SEPARATOR + b"null]", len(wires), latest)
             if valid:
                 good += wires
-                offsets += records.offsets[start:end]
+                starts += records.offsets[start:end]
+                ends += map(add, records.offsets[start:end], map(len, records.raws[start:end]))
                 events += valid.events
             elif len(wires) == 1:
                 rejections.append(self._explain(records, start, latest))
             elif wires:
                 middle = (start + end) // 2
                 waiting += [(middle, end), (start, middle)]
-        return Parted(b"\n".join(good), Columns.of(events), offsets)
+        return Parted(b"\n".join(good), Columns.of(events), starts, ends)
 
     def _explain(self, records: Records, index: int, latest: str) -> Rejection:
         """Find the first rule that a record breaks."""

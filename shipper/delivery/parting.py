@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -63,9 +64,9 @@ def parts(batch: Batch, indexes: Sequence[Sequence[int]]) -> list[Batch]:
         indexes: Which events, in ascending order; a group without any makes no batch.
     """
     raws = _RAWS.decode(batch.body).events
-    spans = [span for span, events in batch.parts for _ in range(events)]
+    places = [(span, ordinal) for span, ordinals in batch.parts for ordinal in ordinals]
     assert len(raws) == batch.events
-    return [_batch(batch, group, raws, spans) for group in indexes if group]
+    return [_batch(batch, group, raws, places) for group in indexes if group]
 
 
 def merged(batches: Sequence[Batch]) -> Batch:
@@ -78,12 +79,12 @@ def merged(batches: Sequence[Batch]) -> Batch:
     )
 
 
-def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], spans: list[Span]) -> Batch:
+def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], places: list[tuple[Span, int]]) -> Batch:
     # `groupby` compares by identity: a span has no equality of its own.
-    runs = groupby(spans[index] for index in indexes) if spans else ()
+    runs = groupby((places[index] for index in indexes), key=itemgetter(0)) if places else ()
     return replace(
         batch,
         body=BODY_HEAD + b",".join(bytes(raws[index]) for index in indexes) + BODY_TAIL,
         events=len(indexes),
-        parts=[(span, sum(1 for _ in run)) for span, run in runs],
+        parts=[(span, [ordinal for _, ordinal in run]) for span, run in runs],
     )

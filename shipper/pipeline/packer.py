@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Final
 
 import anyio
-import msgspec
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
@@ -18,7 +17,6 @@ from shipper.delivery.parting import sent_event
 from shipper.framing import CsvRows
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk, Refusal, Rejection, Stream
-from shipper.wire import BODY_HEAD, BODY_TAIL
 
 log = structlog.get_logger("pipeline")
 
@@ -129,18 +127,16 @@ class Packer:
 
     def reject(self, batch: Batch, refusal: Refusal) -> None:
         """The service refuses its one event: make a dead letter of it, as the record came."""
-        (span, _), event = batch.parts[0], sent_event(batch)
+        ((span, (ordinal,)),), event = batch.parts, sent_event(batch)
         assert span.chunk is not None
-        (document,) = msgspec.json.decode(batch.body)["events"]
-        frame = self._codec.find(span, document)
-        data, origin = span.chunk.data, span.chunk.start_offset
+        start, end = span.bounds_of(ordinal)
         framing = span.stream.framing
         rejection = Rejection(
-            start_offset=origin + frame.start if frame else span.start_offset,
-            end_offset=origin + frame.end if frame else span.end_offset,
+            start_offset=span.chunk.start_offset + start,
+            end_offset=span.chunk.start_offset + end,
             rule=refusal.rule,
             message=refusal.message,
-            raw=data[frame.start : frame.end] if frame else batch.body[len(BODY_HEAD) : -len(BODY_TAIL)],
+            raw=span.chunk.data[start:end],
             event_id=event.EventId,
             consumer_id=str(event.ConsumerID),
             status=refusal.status,

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from shipper.records import Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
+from shipper.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
 
 
 class Acks:
@@ -97,9 +97,9 @@ class Acks:
 
     def accept(self, batch: Batch) -> None:
         """Settle events that the service took."""
-        for span, events in batch.parts:
-            span.accepted += events
-            _settle(span, events)
+        for span, ordinals in batch.parts:
+            span.accepted += len(ordinals)
+            _settle(span, len(ordinals))
         self._totals.accepted += batch.events
         self._totals.pending -= batch.events
 
@@ -138,6 +138,7 @@ def _settle(span: Span, events: int) -> None:
     assert span.unsettled >= 0
     if not span.unsettled:
         span.chunk = None  # it is needed no more, and the span may have to wait long for those before it
+        span.bounds = NO_BOUNDS
 
 
 def _runs(spans: list[Span]) -> list[list[Span]]:

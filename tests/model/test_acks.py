@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,7 +18,7 @@ class Settling(RuleBasedStateMachine):
         self.acks = Acks()
         self.streams = [Stream(stream_id=number, kind="file", path="x") for number in (1, 2)]
         self.spans: dict[int, list[Span]] = {1: [], 2: []}
-        self.owed: list[tuple[Span, int]] = []
+        self.owed: list[tuple[Span, Sequence[int]]] = []
         self.saved = {1: 0, 2: 0}
         self.handed = {"read": 0, "accepted": 0, "duplicates": 0, "rejections": 0}
 
@@ -39,7 +41,7 @@ class Settling(RuleBasedStateMachine):
         )
         spans.append(span)
         self.acks.open(span, 0.0)
-        self.owed += [(span, 1)] * good
+        self.owed += [(span, [ordinal]) for ordinal in range(good)]
 
     @precondition(lambda self: self.owed)
     @rule(data=st.data())

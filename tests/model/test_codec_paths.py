@@ -108,7 +108,7 @@ def _read(batcher: Batcher, sent: list[dict[str, Any]], accepted: list[bytes]) -
     assert batch is not None
     document = json.loads(batch.body)
     assert document["EventType"] == "Acquisition"
-    assert len(document["events"]) == batch.events == sum(count for _, count in batch.parts)
+    assert len(document["events"]) == batch.events == sum(len(ordinals) for _, ordinals in batch.parts)
     assert sum(raw in batch.body for raw in set(accepted)) >= len({event["EventId"] for event in document["events"]})
     sent += document["events"]
 

@@ -352,8 +352,8 @@ class Sources(RuleBasedStateMachine):
             self.in_flight.remove(unit)
             for line in unit[1]:
                 self.deliver(line)
-        parts = [(span, len(lines)) for span, lines in units]
-        self.acks.accept(Batch(number=1, body=b"", events=sum(each for _, each in parts), parts=parts))
+        parts = [(span, range(len(lines))) for span, lines in units]
+        self.acks.accept(Batch(number=1, body=b"", events=sum(len(each) for _, each in parts), parts=parts))
 
     def deliver(self, line: Line) -> None:
         line.delivered += 1

@@ -52,7 +52,7 @@ def batch_of(numbers: Iterable[int], *, number: int = 1, padding: int = 0) -> Ba
         unsettled=len(lines),
     )
     body = BODY_HEAD + b",".join(lines) + BODY_TAIL
-    return Batch(number=number, body=body, events=len(lines), parts=[(span, len(lines))])
+    return Batch(number=number, body=body, events=len(lines), parts=[(span, range(len(lines)))])
 
 
 class Request:

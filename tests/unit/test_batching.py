@@ -114,7 +114,7 @@ def test_every_event_leaves_once_and_no_batch_breaks_a_limit(
     model = batcher(max_events=max_events, max_bytes=600, unique_consumers=unique_consumers)
     came: list[tuple[str, int]] = []
     left: list[tuple[str, int]] = []
-    parts: dict[int, int] = {}
+    parts: dict[int, list[int]] = {}
     spans: dict[int, Span] = {}
 
     def take() -> None:
@@ -125,9 +125,9 @@ def test_every_event_leaves_once_and_no_batch_breaks_a_limit(
         assert 0 < len(out) == batch.events <= max_events
         assert len({event_id for event_id, _ in out}) == len(out)
         assert not unique_consumers or len({consumer_id for _, consumer_id in out}) == len(out)
-        for span, count in batch.parts:
+        for span, ordinals in batch.parts:
             spans[id(span)] = span
-            parts[id(span)] = parts.get(id(span), 0) + count
+            parts.setdefault(id(span), []).extend(ordinals)
         left.extend(out)
 
     for pairs, pad in chunks:
@@ -142,5 +142,5 @@ def test_every_event_leaves_once_and_no_batch_breaks_a_limit(
     while model.due_at is not None:
         take()
     assert sorted(left) == sorted(came)
-    assert all(parts[key] == span.unsettled for key, span in spans.items())
+    assert all(sorted(parts[key]) == list(range(span.unsettled)) for key, span in spans.items())
     assert model.take() is None
