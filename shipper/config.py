@@ -275,6 +275,13 @@ class DeliverySettings(Section, frozen=True):
     give_up_after_seconds: Annotated[
         float, Meta(ge=0, le=31_536_000, description="one-shot modes end after so long without acceptance")
     ] = 900.0
+    fail_fast: Annotated[
+        bool,
+        Meta(
+            description="one-shot modes end within 10 s on a fault of the set-up (token, key, address, "
+            "TLS, unknown host) before anything was accepted; `run` never does"
+        ),
+    ] = True
     poison_limit: Annotated[
         int, Meta(ge=1, le=1_000_000, description="consecutive refused records at which delivery pauses")
     ] = 50

@@ -7,7 +7,7 @@ The errors that a caller can see, and the exit code that each one ends the comma
     ├── StateError               1   the state store cannot be trusted or written; stops loudly
     │   ├── StateUnwritableError 1   for now; a run that has begun tries again
     │   └── StateInUseError      5   another process holds the state directory
-    ├── DeliveryGaveUpError      4   the service stayed away; the records are pending behind the checkpoint
+    ├── DeliveryGaveUpError      4   waiting was of no use; the records are pending behind the checkpoint
     └── ReportError              1   the report could not be fetched or read
 """
 
@@ -60,9 +60,23 @@ class StateInUseError(StateError):
 
 
 class DeliveryGaveUpError(ShipperError):
-    """A one-shot run ended because the service took nothing for `delivery.give_up_after_seconds`."""
+    """
+    A one-shot run ended with records pending, as waiting longer was of no use.
+
+    Attributes:
+        way_out: What to do about it, in a sentence.
+        is_set_up_fault: It is a fault of the set-up, found before anything was accepted.
+    """
 
     exit_code = 4
+
+    def __init__(self, message: str, way_out: str = "", *, is_set_up_fault: bool = False) -> None:
+        super().__init__(message)
+        self.way_out = way_out or (
+            "What was not delivered stays pending; run the same command again, or let it wait longer "
+            "(delivery.give_up_after_seconds)"
+        )
+        self.is_set_up_fault = is_set_up_fault
 
 
 class ReportError(ShipperError):

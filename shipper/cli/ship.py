@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
     from shipper.sources.spool import Spool
+    from shipper.telemetry.board import Board
+    from shipper.telemetry.live import Live
 
 log = structlog.get_logger("cli")
 
@@ -328,7 +330,7 @@ def ship(
             async with anyio.create_task_group() as side:
                 side.start_soon(shown.file.keep_written)
                 if sys.stderr.isatty() and isinstance(main, FilesOnce):
-                    side.start_soon(_draw_progress, main, pipeline)
+                    side.start_soon(_draw_progress, main, pipeline, shown.board)
                 summary = await pipeline.run(anyio.open_signal_receiver(*numbers))
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons
@@ -342,8 +344,8 @@ def ship(
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
-async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
-    """Keep a progress bar on stderr: bytes settled of all, events accepted, rate, time left."""
+async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) -> None:
+    """Keep a progress bar on stderr: bytes settled of all, events accepted, rate, time left; why it stands still."""
     import anyio
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -353,10 +355,11 @@ async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
         TaskProgressColumn(),
         TextColumn("{task.fields[accepted]:,} accepted, {task.fields[rate]:,.0f}/s"),
         TimeRemainingColumn(),
+        TextColumn("{task.fields[halt]}", markup=False),
     )
     started_at = anyio.current_time()
     with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0)
+        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0, halt="")
         while True:
             try:
                 await anyio.sleep(_REDRAW_S)
@@ -364,7 +367,22 @@ async def _draw_progress(source: FilesOnce, pipeline: Pipeline) -> None:
                 accepted = pipeline.totals.accepted
                 rate = accepted / max(anyio.current_time() - started_at, 1e-9)
                 settled = source.total_bytes - source.backlog().lag_bytes
-                progress.update(task, completed=settled, accepted=accepted, rate=rate, refresh=True)
+                halt = halted(board.live)
+                progress.update(task, completed=settled, accepted=accepted, rate=rate, halt=halt, refresh=True)
+
+
+def halted(live: Live | None) -> str:
+    """Return why a run does not get on, when it gives up, and what Ctrl-C does; empty while it does get on."""
+    if live is None:
+        return ""
+    parts = [f"paused: {pause.message.partition('; ')[0]}" for pause in live.pauses[:1]]
+    if live.phase == "draining":
+        return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
+    if not parts:
+        return ""
+    ends = [pause.gives_up_at for pause in live.pauses if pause.gives_up_at is not None]
+    at = [f"gives up at {time.strftime('%H:%M:%S', time.localtime(min(ends)))}"] if ends else []
+    return "; ".join([*parts, *at, "Ctrl-C keeps what is pending"])
 
 
 def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form: Literal["text", "json"]) -> None:

@@ -32,6 +32,7 @@ _NO_ROUTE: Final = {"not_found", "redirect", "html_answer"}
 # The steps to which it belongs that there was no answer.
 _STEPS: Final = {
     "name_lookup": "dns",
+    "unknown_host": "dns",
     "connect_error": "connect",
     "connect_timeout": "connect",
     "proxy": "connect",

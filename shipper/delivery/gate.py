@@ -29,9 +29,15 @@ _OUTAGE_FAILURES: Final = 5  # in a row, of all senders: fewer are an accident
 # A service that is away is asked every few seconds, as that harms nobody and its return is seen soon. What a person
 # has to put right is asked for less and less often.
 _OUTAGE_PROBE_MAX_S: Final = 5.0
+# How long a fault of the set-up is tolerated before anything was accepted: secrets may be put in place just now.
+FAIL_FAST_S: Final = 5.0
 _LIMITS: Final = {"throttled", "quota"}
 _PASSING: Final = {"unavailable", *_LIMITS}
 _LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
+_MEND_IT: Final = (
+    "It is a fault of the set-up; look for it with: shipper check --online. Then run the same command again: "
+    "everything is still there, pending. To wait for somebody to mend it instead, set delivery.fail_fast = false"
+)
 
 
 class Passage(NamedTuple):
@@ -54,7 +60,8 @@ class Gate:
     Shared by all senders of a pipeline.
 
     Args:
-        give_up_after_s: With no acceptance for so long the run is given up; None = never.
+        give_up_after_s: With no acceptance for so long the run is given up; None = never. With `delivery.fail_fast`, a
+            fault of the set-up before the first acceptance ends it sooner.
 
     Attributes:
         reason: Why delivery pauses, one word; empty while the gate is open.
@@ -92,6 +99,8 @@ class Gate:
         self._failures = 0
         self._probes = 0
         self._refusals = 0
+        self._may_fail_fast = give_up_after_s is not None and settings.fail_fast
+        self._set_up_fails_since: float | None = None
         self._is_hurried = anyio.Event()
         self._is_finished = False
         self.reason = ""
@@ -150,12 +159,25 @@ class Gate:
         Raises:
             DeliveryGaveUpError: No longer.
         """
+        now = self._now()
+        if self._gives_up_at() <= now:
+            raise DeliveryGaveUpError(f"nothing was accepted for {self._give_up_after_s:g} s: {self.message}")
+        if self._fails_fast_at() <= now:
+            raise DeliveryGaveUpError(f"nothing was accepted yet: {self.message}", _MEND_IT, is_set_up_fault=True)
+        return self.gives_up_at - now
+
+    @property
+    def gives_up_at(self) -> float:
+        """When the run is given up if nothing is accepted by then, on the gate's clock; infinite = never."""
+        return min(self._gives_up_at(), self._fails_fast_at())
+
+    def _gives_up_at(self) -> float:
         if self._give_up_after_s is None or self.failing_since is None:
             return math.inf
-        patience_s = self.failing_since + self._give_up_after_s - self._now()
-        if patience_s <= 0:
-            raise DeliveryGaveUpError(f"nothing was accepted for {self._give_up_after_s:g} s: {self.message}")
-        return patience_s
+        return self.failing_since + self._give_up_after_s
+
+    def _fails_fast_at(self) -> float:
+        return math.inf if self._set_up_fails_since is None else self._set_up_fails_since + FAIL_FAST_S
 
     async def sleep(self, seconds: float) -> None:
         """Wait; no longer than a moment once a stop was asked for, nor than there is patience."""
@@ -200,6 +222,8 @@ class Gate:
     def note_accepted(self, passage: Passage) -> None:
         """The service took a batch, or a part of it."""
         self._refusals = 0
+        self._may_fail_fast = False
+        self._set_up_fails_since = None
         if self.failing_since is not None:
             self.failing_since = self._now()
         self._note_answer(passage)
@@ -236,6 +260,10 @@ class Gate:
         now = self._now()
         self.failing_since = now if self.failing_since is None else self.failing_since
         self.message = verdict.message
+        if not (verdict.is_set_up_fault and self._may_fail_fast):
+            self._set_up_fails_since = None
+        elif self._set_up_fails_since is None:
+            self._set_up_fails_since = now
         if verdict.is_congestion and not passage.is_probe:  # a lone request tells nothing of how many are too many
             self.limit.note_congestion(started_at=passage.started_at, now=now)
         self._failures += 1
@@ -269,7 +297,7 @@ class Gate:
     def _open(self) -> None:
         if self.reason and self._now() < self._held_until:
             return  # the answer to an older request does not end the wait that was asked for since, nor the patience
-        self.failing_since = None
+        self.failing_since = self._set_up_fails_since = None
         self._failures = 0
         if self.reason:
             log.info("delivery_resumed", reason=self.reason)

@@ -194,4 +194,9 @@ class Keeper:
 
 def _copy(error: NoTokenError, *, retry_after_s: float | None = None) -> NoTokenError:
     """Make an error of the waiter's own: one that several tasks raise would collect the tracebacks of all."""
-    return NoTokenError(error.reason, error.message, retry_after_s or error.retry_after_s)
+    return NoTokenError(
+        error.reason,
+        error.message,
+        retry_after_s or error.retry_after_s,
+        is_set_up_fault=error.is_set_up_fault,
+    )

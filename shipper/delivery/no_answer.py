@@ -11,6 +11,8 @@ from msgspec import Struct
 from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import tls_problem, words
 
+# What a name server says of a name that does not exist; a server that is away says something else.
+_NO_SUCH_NAME: Final = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 _CLOSED: Final = "the connection was closed"
 _NO_HTTP: Final = "the connection was closed before the whole answer had come, or what came is not HTTP"
 
@@ -20,8 +22,8 @@ class NoAnswerError(Exception):
     There was no answer, or not the whole of it.
 
     Attributes:
-        cause: One word. Before the request is sent: `name_lookup`, `connect_error`, `connect_timeout`, `tls`, `proxy`.
-            After it: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
+        cause: One word. Before the request is sent: `name_lookup`, `unknown_host`, `connect_error`, `connect_timeout`,
+            `tls`, `proxy`. After it: `read_timeout`, `write_timeout`, `read_error`, `remote_protocol_error`.
         is_tls: TLS failed for a fault of the set-up, not of the moment, such as a certificate that is not accepted.
         is_stale: The request met a connection that had carried an answer before and was being closed by the peer. The
             next one goes over a new connection, so this does not come twice in a row.
@@ -87,7 +89,9 @@ def no_answer(kind: str, error: BaseException, way: Way, progress: Progress) -> 
     if isinstance(error, UnicodeError):
         why = "no name looks like that"
     if any(isinstance(each, socket.gaierror | UnicodeError) for each in errors):
-        return NoAnswerError("name_lookup", f"the host of {peer} is not found: {why}", was_sent=False)
+        is_away = any(isinstance(each, socket.gaierror) and each.errno not in _NO_SUCH_NAME for each in errors)
+        cause = "name_lookup" if is_away else "unknown_host"
+        return NoAnswerError(cause, f"the host of {peer} is not found: {why}", was_sent=False)
     return NoAnswerError("connect_error", f"cannot connect to {peer}: {why}", was_sent=False)
 
 

@@ -90,7 +90,11 @@ class OAuth2Source:
             message = f"the token endpoint did not answer within {_LIMIT_S:g} s; check {self.key}.token_url"
             raise NoTokenError("token_endpoint", message) from None
         except NoAnswerError as error:
-            raise NoTokenError("token_endpoint", f"{error}; check {self.key}.token_url") from None
+            raise NoTokenError(
+                "token_endpoint",
+                f"{error}; check {self.key}.token_url",
+                is_set_up_fault=error.is_tls or error.cause == "unknown_host",
+            ) from None
         return self._token(answer, since, wall_since)
 
     async def _form(self) -> dict[str, str]:
@@ -128,6 +132,7 @@ class OAuth2Source:
         word = document.get("error")
         error = word if isinstance(word, str) and _ERROR_WORD.fullmatch(word) else ""
         reason: Reason = "token_endpoint"
+        is_there = True
         if error in _ADVICE:
             reason = "token"
             what = f"the token endpoint refuses the request; check {self._advice(error)}"
@@ -137,9 +142,12 @@ class OAuth2Source:
             reason = "token"
             what = f"the token endpoint refuses the request; check what stands under {self.key}"
         else:
+            is_there = False
             what = f"no token endpoint is there; check {self.key}.token_url"
         wait_s = asked_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
-        return NoTokenError(reason, f"{what} ({_details(answer.status, error, document)})", wait_s)
+        details = _details(answer.status, error, document)
+        is_set_up_fault = reason == "token" or not is_there
+        return NoTokenError(reason, f"{what} ({details})", wait_s, is_set_up_fault=is_set_up_fault)
 
     def _advice(self, error: str) -> str:
         if error == "invalid_grant" and self._settings.grant != "password":

@@ -222,7 +222,14 @@ class Sender:
         try:
             authorization = await shared.credentials.authorize()
         except NoTokenError as error:
-            return Verdict(Action.PAUSE, error.reason, error.message, retry_after_s=error.retry_after_s), ""
+            verdict = Verdict(
+                Action.PAUSE,
+                error.reason,
+                error.message,
+                retry_after_s=error.retry_after_s,
+                is_set_up_fault=error.is_set_up_fault,
+            )
+            return verdict, ""
         is_compressed = shared.is_compressing and not parcel.is_plain
         traceparent = new_traceparent(shared.rng) if shared.settings.traceparent else ""
         parcel.attempts += 1

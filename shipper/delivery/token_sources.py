@@ -32,13 +32,22 @@ class NoTokenError(Exception):
             `credentials`: a secret cannot be had from where it is kept.
         message: What happened and what to do, for a person; never a secret.
         retry_after_s: The wait that was asked for, seconds; None if none was.
+        is_set_up_fault: Somebody has to put something right; waiting alone is of no use.
     """
 
-    def __init__(self, reason: Reason, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        is_set_up_fault: bool | None = None,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.is_set_up_fault = reason != "token_endpoint" if is_set_up_fault is None else is_set_up_fault
 
 
 class Token(Struct, frozen=True):

@@ -74,6 +74,7 @@ class Verdict(Struct, frozen=True):
         words: The service's own, for the dead letters; they may quote a record, and are not for a log.
         is_congestion: The service has more to do than it can.
         is_ambiguous: The service may have taken the batch all the same.
+        is_set_up_fault: Somebody has to put something right; waiting alone is of no use.
     """
 
     action: Action
@@ -85,6 +86,7 @@ class Verdict(Struct, frozen=True):
     words: str = ""
     is_congestion: bool = False
     is_ambiguous: bool = False
+    is_set_up_fault: bool = False
 
 
 class _Row(NamedTuple):
@@ -133,6 +135,9 @@ _TABLE: Final = {
     501: _UNEXPECTED,
     505: _UNEXPECTED,
 }
+_SET_UP_FAULTS: Final = {
+    *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
+}
 _CONGESTION: Final = {408, 429, 503, 504}
 _TIMEOUTS: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 
@@ -166,16 +171,18 @@ def judge(
         return Verdict(Action.ACCEPT, status=answer.status, results=results)
     reason = row.reason or f"http_{answer.status}"
     is_quiet = row is _RETRY
+    wait_s = asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time)
     return Verdict(
         action=row.action,
         reason=reason,
         message=f"the service answered {answer.status}" if is_quiet else _message(answer, document, row, section),
         status=answer.status,
-        retry_after_s=asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time),
+        retry_after_s=wait_s,
         results=results,
         words=_words(answer.body, document),
         is_congestion=answer.status in _CONGESTION,
         is_ambiguous=is_quiet,
+        is_set_up_fault=reason in _SET_UP_FAULTS and wait_s is None,
     )
 
 
@@ -188,8 +195,9 @@ def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
         is_tls: A certificate was not accepted: that does not pass by itself.
     """
     if is_tls:
-        return Verdict(Action.PAUSE, "tls", message)
-    return Verdict(Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS)
+        return Verdict(Action.PAUSE, "tls", message, is_set_up_fault=True)
+    is_set_up_fault = cause in _SET_UP_FAULTS
+    return Verdict(Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_set_up_fault=is_set_up_fault)
 
 
 def _success(answer: Answer, document: object) -> _Row:

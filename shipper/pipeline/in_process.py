@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import ssl
 from collections.abc import Callable
 from random import Random
@@ -93,6 +94,10 @@ class InProcess:
                         flow.start_soon(sender.run, batches_rx.clone())
             side.cancel_scope.cancel()
 
+    @property
+    def is_stuck(self) -> bool:
+        return bool(self._gate.reason) and not self._gate.in_flight
+
     def hurry(self) -> None:
         self._gate.hurry()
 
@@ -136,8 +141,17 @@ class InProcess:
         gate = self._gate
         if not gate.reason:
             return []
-        since = wall_now - (anyio.current_time() - gate.shut_at)
-        return [Pause(gate.reason, gate.message, ADVICE.get(gate.reason, ""), round(since, 3), wall_now + gate.wait_s)]
+        now = anyio.current_time()
+        return [
+            Pause(
+                gate.reason,
+                gate.message,
+                ADVICE.get(gate.reason, ""),
+                round(wall_now - (now - gate.shut_at), 3),
+                wall_now + gate.wait_s,
+                None if gate.gives_up_at == math.inf else round(wall_now + (gate.gives_up_at - now), 3),
+            )
+        ]
 
     def _credentials(self, settings: Settings, ssl_context: ssl.SSLContext | None) -> Credentials:
         return credentials_of(

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
-from shipper.errors import ShipperError
+from shipper.errors import DeliveryGaveUpError, ShipperError
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Chunk, Span
@@ -109,6 +109,12 @@ class InWorkers:
     def pending(self) -> int:
         return sum(worker.pending for worker in self._workers)
 
+    @property
+    def is_stuck(self) -> bool:
+        """By what the workers said last, at most a second ago."""
+        lives = [worker.live for worker in self._workers if worker.lent]
+        return bool(lives) and all(live and live.pauses and not live.in_flight for live in lives)
+
     def open(self) -> None:
         make_ssl_context(require_endpoint(self._settings, "intake"), "intake")  # so that it is told once
 
@@ -117,6 +123,10 @@ class InWorkers:
             for worker in self._workers:
                 tasks.start_soon(self._attend, worker)
             await self._take(chunks_rx)
+
+    @property
+    def _has_accepted(self) -> bool:
+        return self._settlement.acks.totals.accepted > 0
 
     def hurry(self) -> None:
         self._is_hurried = True
@@ -221,7 +231,8 @@ class InWorkers:
             raise LostError
 
     async def _hand_out(self, worker: _Worker, channel: Channel) -> None:
-        await channel.send(Begin(worker.index, _share(self._settings, len(self._workers))))
+        settings = _share(self._settings, len(self._workers), has_accepted=self._has_accepted)
+        await channel.send(Begin(worker.index, settings))
         for left in list(worker.lent.values()):  # by a process that was lost
             await worker.room.acquire()
             await channel.send(*left.rest())
@@ -238,9 +249,12 @@ class InWorkers:
         while True:
             message, _ = await channel.receive()
             if isinstance(message, Ended):
-                if message.error is not None:
-                    raise message.error
-                return
+                if message.error is None:
+                    return
+                gave_up = message.error
+                if isinstance(gave_up, DeliveryGaveUpError) and gave_up.is_set_up_fault and self._has_accepted:
+                    raise LostError  # others were let in meanwhile: the next process is patient
+                raise message.error
             if isinstance(message, Ready):
                 worker.room.release()
                 continue
@@ -281,14 +295,15 @@ class InWorkers:
         )
 
 
-def _share(settings: Settings, workers: int) -> Settings:
-    """Give a worker its part of what there is a limit for."""
+def _share(settings: Settings, workers: int, *, has_accepted: bool) -> Settings:
+    """Return a worker's settings: its part of what there is a limit for, and patience once anything was accepted."""
     delivery = settings.delivery
     rate, fixed = delivery.rate_limit_events_per_second, delivery.concurrency
     return replace(
         settings,
         delivery=replace(
             delivery,
+            fail_fast=delivery.fail_fast and not has_accepted,
             rate_limit_events_per_second=rate / workers if rate else rate,
             concurrency=math.ceil(fixed / workers) if isinstance(fixed, int) else fixed,
             max_concurrency=math.ceil(delivery.max_concurrency / workers),

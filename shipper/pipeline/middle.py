@@ -15,6 +15,7 @@ class Middle(Protocol):
     Attributes:
         waits_for_input_since: Nothing has come since then, on the event loop's clock; None while something is at work.
         pending: Records that were read, are not settled, and stand in no span of this process.
+        is_stuck: Delivery pauses, and no request is in flight whose answer could be waited for.
     """
 
     @property
@@ -22,6 +23,9 @@ class Middle(Protocol):
 
     @property
     def pending(self) -> int: ...
+
+    @property
+    def is_stuck(self) -> bool: ...
 
     def open(self) -> None:
         """

@@ -45,10 +45,7 @@ log = structlog.get_logger("pipeline")
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
-_GAVE_UP: Final = (
-    "What was not delivered stays pending; run the same command again, or let it wait longer "
-    "(delivery.give_up_after_seconds)"
-)
+_STUCK_LOOK_S: Final = 0.05
 _READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 
 
@@ -96,7 +93,7 @@ class Pipeline:
         workers: Processes that do the work, of a one-shot run; None = this one does.
 
     Attributes:
-        why_given_up: Why the run was given up; empty if it was not.
+        gave_up: Why the run was given up; None if it was not.
     """
 
     def __init__(
@@ -115,6 +112,7 @@ class Pipeline:
     ) -> None:
         assert workers is None or (is_one_shot and reloading is None)
         self._settings = settings
+        self._is_one_shot = is_one_shot
         self._source = source
         self._wall_time = wall_time
         self._command = command
@@ -139,7 +137,7 @@ class Pipeline:
             if workers is None
             else InWorkers(settings, self._settlement, command=workers.command, count=workers.count)
         )
-        self.why_given_up = ""
+        self.gave_up: DeliveryGaveUpError | None = None
         self._reload_turn = anyio.Lock()
         self._reload_error = ""
         self._restart_needed: list[str] = []
@@ -189,7 +187,9 @@ class Pipeline:
                     await self._settlement.until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
-            self.why_given_up = str(first_of(group))
+            error = first_of(group)
+            assert isinstance(error, DeliveryGaveUpError)
+            self.gave_up = error
         finally:
             self._phase = "stopped"
             try:
@@ -204,7 +204,7 @@ class Pipeline:
             retries=sum(figures.retries.values()),
             seconds=round(anyio.current_time() - started_at, 3),
             outcome=self._outcome(),
-            message=self.why_given_up and f"{self.why_given_up}. {_GAVE_UP}",
+            message=f"{self.gave_up}. {self.gave_up.way_out}" if self.gave_up else "",
         )
 
     def _observer(self) -> Observer:
@@ -232,7 +232,7 @@ class Pipeline:
         )
 
     def _outcome(self) -> Outcome:
-        if self.why_given_up:
+        if self.gave_up is not None:
             return "gave_up"
         if self._drain.cancelled_caught or self._saver.has_unsaved:
             return "aborted"
@@ -280,9 +280,19 @@ class Pipeline:
                     side.start_soon(self._reload)
                 elif not self._draining.is_set():
                     self.stop(cause=number.name)
+                    if number == signal.SIGINT and self._is_one_shot:
+                        side.start_soon(self._abort_once_stuck)
                 else:
                     self.abort(cause=number.name)
                     return
+
+    async def _abort_once_stuck(self) -> None:
+        """End a drain that somebody sits and waits for as soon as nothing comes of it."""
+        while True:
+            if self._middle.is_stuck:
+                break
+            await anyio.sleep(_STUCK_LOOK_S)
+        self.abort(cause="delivery pauses, and nothing is in flight")
 
     async def _read_until_idle(self) -> None:
         """Once it stops, go on reading until nothing new has come for a while; or until time grows short."""

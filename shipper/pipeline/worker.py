@@ -16,7 +16,7 @@ from anyio.abc import SocketStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from shipper.config import Settings
-from shipper.errors import DeliveryGaveUpError, ShipperError, StateError, first_of
+from shipper.errors import ShipperError, StateError, first_of
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.records import Backlog, Checkpoint, Chunk, Stream
@@ -69,8 +69,7 @@ async def work(
                 side.start_soon(_heed, signals, pipeline, channel)
                 try:
                     await pipeline.run()
-                    if pipeline.why_given_up:
-                        error = DeliveryGaveUpError(pipeline.why_given_up)
+                    error = pipeline.gave_up
                 except* ShipperError as group:
                     error = first_of(group)
                 side.cancel_scope.cancel()

@@ -25,7 +25,7 @@ from shipper import wire
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
-from shipper.delivery.gate import Gate, Passage
+from shipper.delivery.gate import FAIL_FAST_S, Gate, Passage
 from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
 from shipper.errors import NoServiceError, ReportError
 from shipper.report.document import FetchedReport, read_report
@@ -72,6 +72,7 @@ class ReportClient:
         self._wall_time = wall_time
         self._patience_s = give_up_after_s
         self._failing_since: float | None = None  # whatever was asked for
+        self._is_failing_fast = delivery.fail_fast
         self._gate = Gate(delivery, give_up_after_s=None, rng=rng)
         self._credentials = credentials_of(
             endpoint, delivery, section="report", ssl_context=ssl_context, wall_time=wall_time, rng=rng
@@ -142,13 +143,18 @@ class ReportClient:
             if asked_s > self._patience_s:
                 self._gate.note_failure(verdict, passage)
                 raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, that is too long")
-            if now - min(failing_since, self._failing_since) >= self._patience_s:
+            if now - min(failing_since, self._failing_since) >= self._patience_for(verdict):
                 raise self._given_up(verdict, passage, attempt)
             self._gate.note_failure(verdict, passage)
             log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
             if not self._gate.reason:  # while it is shut, the waiting is done there
                 await self._gate.sleep(max(self._gate.backoff_s(attempt), asked_s))
         raise AssertionError("counting does not end")
+
+    def _patience_for(self, verdict: Verdict) -> float:
+        """Return how long a failure is waited out; a fault of the set-up not for long before there was an answer."""
+        is_hopeless = verdict.is_set_up_fault and self._is_failing_fast
+        return min(self._patience_s, FAIL_FAST_S) if is_hopeless else self._patience_s
 
     async def _attempt(self, path: str) -> tuple[Verdict, bytes, Passage]:
         """Ask once; a failure that is waited out is for the caller to note."""
@@ -159,16 +165,18 @@ class ReportClient:
             self._gate.leave()
         if verdict.action not in _WAITED_OUT:
             self._failing_since = None
+            self._is_failing_fast = False
             note = self._gate.note_accepted if verdict.action is Action.ACCEPT else self._gate.note_answered
             note(passage)
         return verdict, body, passage
 
     def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
         """Tell what a report that failed for too long means for the others."""
-        times = "once" if attempts == 1 else f"{attempts} times within {self._patience_s:g} s"
+        patience_s = self._patience_for(verdict)
+        times = "once" if attempts == 1 else f"{attempts} times within {patience_s:g} s"
         message = f"{verdict.message}; it was asked for {times}"
         assert self._failing_since is not None
-        has_nothing = anyio.current_time() - self._failing_since >= self._patience_s
+        has_nothing = anyio.current_time() - self._failing_since >= patience_s
         if has_nothing and (verdict.action is Action.THROTTLE or not verdict.status):
             self._gate.note_failure(verdict, passage)
             return NoServiceError(message)
@@ -194,7 +202,11 @@ class ReportClient:
             )
         except NoTokenError as error:
             action = Action.RETRY if error.reason == "token_endpoint" else Action.PAUSE
-            return Verdict(action, error.reason, error.message, retry_after_s=error.retry_after_s), b"", False
+            is_set_up_fault = error.is_set_up_fault
+            verdict = Verdict(
+                action, error.reason, error.message, 0, error.retry_after_s, is_set_up_fault=is_set_up_fault
+            )
+            return verdict, b"", False
         except NoAnswerError as error:
             return without_answer(error.cause, str(error), is_tls=error.is_tls), b"", error.is_stale
         verdict = _verdict(answer, self._wall_time())

@@ -25,6 +25,7 @@ class Pause(Struct, frozen=True):
         advice: What to do about it.
         since: Seconds since the epoch.
         next_probe_at: When it is tried again, seconds since the epoch; None if that is not known.
+        gives_up_at: When the run ends if nothing changes by then, seconds since the epoch; None = never.
     """
 
     reason: str
@@ -32,6 +33,7 @@ class Pause(Struct, frozen=True):
     advice: str
     since: float
     next_probe_at: float | None = None
+    gives_up_at: float | None = None
 
 
 class Figures(Struct, frozen=True, kw_only=True):

@@ -114,13 +114,14 @@ def test_a_service_that_is_not_found_and_then_moves_gets_everything_and_before_t
     settings = {
         **ONE_SENDER,
         "intake.allow_plaintext": "true",
+        "delivery.fail_fast": "false",
         "delivery.connection_max_age_seconds": 0.5 if old_reply.status == 503 else 86_400,
         "delivery.read_timeout_seconds": 0.5 if old_reply is HANG else 60,
     }
     move.hosts.write_text("intake.test nowhere\n")
     pipe = Pipe(shipper, sample, settings, env=move.env)
     pipe.feed()
-    pipe.running.wait_for('"reason":"name_lookup"')
+    pipe.running.wait_for('"reason":"unknown_host"')
     pipe.running.wait_for("is not found: Name or service not known")
     assert "the host of http://intake.test:" in pipe.running.stderr
     move.point_to(move.old)

@@ -501,6 +501,7 @@ class Names:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[str]] = {}
         self.lookups = 0
+        self.error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._lookup)
 
@@ -510,7 +511,7 @@ class Names:
             return self._real(host, port, *args, **options)
         self.lookups += 1
         if not self.addresses[name]:
-            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            raise self.error
         return [entry for address in self.addresses[name] for entry in self._real(address, port, *args, **options)]
 
 
@@ -568,13 +569,23 @@ async def test_a_failure_has_the_name_looked_up_again(names: Names):
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_name_that_is_not_found_has_a_cause_of_its_own(names: Names, backend: str):
+@pytest.mark.parametrize(
+    ("number", "words", "cause"),
+    [
+        (socket.EAI_NONAME, "Name or service not known", "unknown_host"),
+        (socket.EAI_AGAIN, "Temporary failure in name resolution", "name_lookup"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_told_from_a_name_server_that_is_away(
+    names: Names, backend: str, number: int, words: str, cause: str
+):
     async def main() -> None:
         async with endpoint("http://intake.test:9") as used:
             error = await failure(used)
-        assert (error.cause, error.is_tls, error.was_sent) == ("name_lookup", False, False)
-        assert str(error) == "the host of http://intake.test:9 is not found: Name or service not known"
+        assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
+        assert str(error) == f"the host of http://intake.test:9 is not found: {words}"
 
+    names.error = socket.gaierror(number, words)
     names.addresses["intake.test"] = []
     anyio.run(main, backend=backend)
     assert names.lookups
@@ -585,7 +596,7 @@ def test_a_name_that_cannot_be_one_is_not_found(run: Run):
         for host in ("intake..example", "x" * 64 + ".example"):
             async with endpoint(f"https://{host}") as used:
                 error = await failure(used)
-            assert (error.cause, error.was_sent) == ("name_lookup", False)
+            assert (error.cause, error.was_sent) == ("unknown_host", False)
 
     run(main)
 

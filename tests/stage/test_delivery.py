@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
-from shipper.errors import DeliveryGaveUpError
+from shipper.errors import DeliveryGaveUpError, first_of
 from tests.cases import each
 from tests.fakes import answer
 from tests.stage.service_model import Delivery, Reply, Request, ServiceModel, batch_of, in_virtual_time
@@ -321,6 +321,83 @@ def test_a_batch_that_alone_fails_does_not_stop_the_others_but_the_patience_begi
     in_virtual_time(main)
     assert len(made[0].settled) == 2990
     assert not made[0].refused
+
+
+SET_UP_FAULTS = [
+    answer(401),
+    answer(401, body=b'{"message":"Access denied due to invalid subscription key."}'),
+    *map(answer, (403, 404, 405, 302)),
+    Answer(status=200, content_type="text/html", retry_after="", body=b"<html>"),
+    no_answer("tls", is_tls=True),
+    no_answer("unknown_host"),
+]
+# The service's own troubles, and what the network or a service that is being restarted looks like.
+PASSING_FAULTS = [
+    *map(answer, (429, 500, 503)),
+    answer(403, "1"),
+    answer(404, "1"),
+    *map(no_answer, ("connect_error", "name_lookup", "read_timeout")),
+]
+
+
+def given_up_at(service: ServiceModel, **options: Any) -> tuple[float, str]:
+    """Deliver until it is given up; return when that was, and why."""
+
+    async def main() -> tuple[float, str]:
+        with pytest.raises(ExceptionGroup) as caught:
+            await Delivery(service, senders=3, give_up_after_s=900, **options).deliver(numbered(9))
+        error = first_of(caught.value)
+        assert isinstance(error, DeliveryGaveUpError)
+        return anyio.current_time(), f"{error}. {error.way_out}"
+
+    return in_virtual_time(main)
+
+
+@each("reply", SET_UP_FAULTS)
+def test_a_fault_of_the_set_up_before_the_first_acceptance_ends_a_one_shot_run_within_seconds(reply: Reply):
+    service = ServiceModel(lambda _: reply)
+    at, words = given_up_at(service)
+    assert 5 <= at < 10
+    assert "nothing was accepted yet" in words
+    assert "shipper check --online" in words
+    assert "delivery.fail_fast" in words
+    assert len(service.requests) > 3, "it is tried more than once, as secrets may just be put in place"
+
+
+@each("reply", SET_UP_FAULTS)
+def test_a_fault_of_the_set_up_is_waited_out_if_fail_fast_is_off(reply: Reply):
+    at, words = given_up_at(ServiceModel(lambda _: reply), fail_fast=False)
+    assert at >= 900
+    assert "delivery.give_up_after_seconds" in words
+
+
+@each("reply", SET_UP_FAULTS)
+def test_a_fault_of_the_set_up_after_the_first_acceptance_is_waited_out(reply: Reply):
+    replies = script(None)
+    service = ServiceModel()
+    service.judge = lambda request: replies(request) if not service.stored else reply
+    at, _ = given_up_at(service)
+    assert at >= 900
+    assert len(service.stored) > 0
+
+
+@each("reply", PASSING_FAULTS)
+def test_what_passes_by_itself_is_waited_out_from_the_first_request_on(reply: Reply):
+    at, words = given_up_at(ServiceModel(lambda _: reply))
+    assert at >= 900
+    assert "delivery.give_up_after_seconds" in words
+
+
+def test_a_fault_of_the_set_up_that_is_over_within_seconds_ends_nothing():
+    service = ServiceModel(until(4, answer(401)))
+    run(lambda: Delivery(service, senders=3, give_up_after_s=900), numbered(9))
+    assert len(service.stored) == 90
+
+
+def test_a_run_that_follows_its_input_waits_for_a_mended_set_up_however_long_it_takes():
+    service = ServiceModel(until(10_000, answer(401)))
+    run(lambda: Delivery(service, senders=3), numbered(9))
+    assert len(service.stored) == 90
 
 
 @each("late", [answer(202), answer(400)])

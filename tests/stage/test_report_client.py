@@ -387,6 +387,24 @@ def test_report_is_given_up_when_patience_is_at_its_end(virtual):
     assert len(model.asked) > 10
 
 
+def test_unknown_host_is_given_up_within_seconds_if_nothing_ever_answered_and_waited_out_otherwise(virtual):
+    async def main(used: ReportClient) -> tuple[ReportError, float]:
+        began = anyio.current_time()
+        return await refused(used), anyio.current_time() - began
+
+    async def after_a_report(used: ReportClient) -> tuple[ReportError, float]:
+        await used.fetch(1001, START, END)
+        return await main(used)
+
+    never = Model(lambda *_: no_answer("unknown_host"))
+    error, seconds = virtual(never, main)
+    assert isinstance(error, NoServiceError)
+    assert 5 <= seconds < 10
+    later = Model(lambda *_: no_answer("unknown_host") if len(later.asked) > 1 else None)
+    error, seconds = virtual(later, after_a_report)
+    assert seconds >= 120
+
+
 def test_wait_that_is_longer_than_patience_is_not_begun(virtual):
     async def main(used: ReportClient) -> tuple[ReportError, float]:
         return await refused(used), anyio.current_time()
