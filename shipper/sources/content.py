@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -43,6 +44,14 @@ def begins_like_archive(head: bytes) -> bool:
 def compression_of(head: bytes) -> Compression:
     """Tell by its first bytes how a file is compressed; empty if it is not, or if they are too few to tell."""
     return next((compression for magic, compression in _MAGICS.items() if head.startswith(magic)), "")
+
+
+def data_from(descriptor: int, offset: int) -> int:
+    """Skip what the file system knows to be a hole from `offset` on; at most to the end of the file."""
+    try:
+        return os.lseek(descriptor, offset, os.SEEK_DATA)
+    except OSError as error:
+        return os.fstat(descriptor).st_size if error.errno == errno.ENXIO else offset
 
 
 class Content(Protocol):

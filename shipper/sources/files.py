@@ -158,6 +158,8 @@ class FilesOnce:
                 if not reader.content.compression:
                     self.done_bytes += chunk.end_offset - chunk.start_offset
                 return chunk
+            if not reader.content.compression:
+                self.done_bytes += max(0, self._status.st_size - reader.offset)  # NULs that are no content
             reader.note_end(self._status, self._wall_time())
             self._end(reader.stream)
         except (OSError, SourceError) as error:

@@ -141,7 +141,8 @@ class Follower:
             if stream is None:
                 lag += each.status.st_size
             else:
-                lag += max(0, (stream.size if stream.compression else each.status.st_size) - stream.checkpoint)
+                is_size_known = stream.compression or not self._book.has_changed(stream, each.status)
+                lag += max(0, (stream.size if is_size_known else each.status.st_size) - stream.checkpoint)
         gone = (file.reader.stream for file in self.files if file.place not in present)
         return lag + sum(max(0, stream.size - stream.checkpoint) for stream in gone)
 

@@ -98,7 +98,11 @@ class StreamBook:
 
     def has_news(self, stream: Stream, status: os.stat_result) -> bool:
         """Tell whether a file in its stream's place has to be opened: it has changed, or was not settled."""
-        return (status.st_size, status.st_mtime_ns) != (stream.ended_size, stream.ended_ns) or not stream.is_settled
+        return self.has_changed(stream, status) or not stream.is_settled
+
+    def has_changed(self, stream: Stream, status: os.stat_result) -> bool:
+        """Return whether a file in its stream's place may hold more than when its end was reached."""
+        return (status.st_size, status.st_mtime_ns) != (stream.ended_size, stream.ended_ns)
 
     def lose(self, present: Iterable[Place], open_streams: Iterable[Stream] = ()) -> Absent:
         """

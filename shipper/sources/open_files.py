@@ -246,8 +246,9 @@ class OpenFiles:
             if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
                 ended_before = reader.stream.ended_ns
                 reader.note_end(status, wall_time)
-                # Of an archive, the end may be found long after its last checkpoint was saved.
-                file.is_to_note |= bool(reader.content.compression) and reader.stream.ended_ns != ended_before
+                # The end may be found long after the last checkpoint was saved: of an archive, or before NULs.
+                is_end_inside = bool(reader.content.compression) or reader.offset < status.st_size
+                file.is_to_note |= is_end_inside and reader.stream.ended_ns != ended_before
             else:
                 self.wake(file)
             return chunk

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple
 from shipper.errors import SourceError
 from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
 from shipper.records import MARKER_BYTES, Chunk, Stream, digest
-from shipper.sources.content import Content, begins_like_archive, compression_of, open_content
+from shipper.sources.content import Content, begins_like_archive, compression_of, data_from, open_content
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
@@ -75,6 +75,9 @@ class StreamReader:
     """
     Reads one stream forward from its checkpoint. All calls block.
 
+    NULs that reach the end of a file are no content: its writer has reserved the room and fills it later. NULs in
+    front of data are a hole, which is read over.
+
     Args:
         content: Owned and closed by the reader.
         path: Where the input is; for people.
@@ -100,6 +103,9 @@ class StreamReader:
             stream.framing = framing
         self._max_record_bytes = max_record_bytes
         self._max_line_bytes = max_record_bytes + 1
+        self._reserved_from: int | None = None  # where NULs begin that reach the end, as of the last read
+        self._nuls = (-1, 0, 0)  # the read that found them, and where there was nothing else
+        self._data_at = 0  # where there is something else
         self._scanned = 0  # how far a line that is too long has been searched for its end
         self.stream = stream
         self.path = path
@@ -135,7 +141,8 @@ class StreamReader:
 
     def note_end(self, status: os.stat_result, wall_time: float) -> None:
         """Remember that the end was reached, and what the file looked like before; a torn line is no record yet."""
-        is_whole = self.offset >= self.content.size() and self.content.is_ended()
+        end = self.content.size() if self._reserved_from is None else self._reserved_from
+        is_whole = self.offset >= end and self.content.is_ended()
         if is_whole or not self.content.compression:  # behind what an archive has given so far there may be more
             self.stream.size = self.offset
             self.stream.note_end(self.offset, wall_time)
@@ -152,6 +159,12 @@ class StreamReader:
         end = self.content.size()
         while data := self.content.pread(READ_BYTES, end):
             end += len(data)
+        while end and not self.content.compression:
+            start = max(0, end - READ_BYTES)
+            data = self.content.pread(end - start, start).rstrip(b"\0")
+            end = start + len(data)
+            if data:
+                break
         start = max(0, end - self._max_line_bytes)
         newline = self.content.pread(end - start, start).rfind(b"\n")
         self.offset = start + newline + 1 if newline >= 0 or start == 0 else end
@@ -187,6 +200,39 @@ class StreamReader:
                 )
         return chunk
 
+    def _pread(self, length: int, offset: int) -> bytes:
+        """Read, but none of the NULs that reach the end of a file."""
+        data = self.content.pread(length, offset)
+        self._reserved_from = None
+        if data.endswith(b"\0") and self.stream.kind == "file" and not self.content.compression:
+            nuls_from = offset + len(data.rstrip(b"\0"))
+            if not self._has_data_behind(offset, nuls_from, offset + len(data)):
+                self._reserved_from = nuls_from
+                return data[: nuls_from - offset]
+        return data
+
+    def _has_data_behind(self, offset: int, nuls_from: int, nuls_end: int) -> bool:
+        """
+        Return whether anything but NULs follows.
+
+        A file may end with gigabytes of them. While it is filled in order, those behind are not looked at again; they
+        are if a read gives the same as the one before, as then something else may have been written.
+        """
+        if nuls_end <= self._data_at:
+            return True
+        seen_offset, seen_from, seen_end = self._nuls
+        at = nuls_end
+        if seen_from <= nuls_from <= seen_end and (offset, nuls_from) != (seen_offset, seen_from):
+            at = max(at, seen_end)
+        while data := self.content.pread(READ_BYTES, at := data_from(self.content.descriptor, at)):
+            nuls = len(data) - len(data.lstrip(b"\0"))
+            at += nuls
+            if nuls < len(data):
+                self._data_at = at
+                return True
+        self._nuls = offset, nuls_from, at
+        return False
+
     def _read(self, *, is_final: bool) -> Chunk | None:
         if not self._is_framed:
             self._is_framed = self._find_framing(is_final=is_final)
@@ -196,12 +242,12 @@ class StreamReader:
             return self._read_framed(is_final=is_final)
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
-        data = self.content.pread(READ_BYTES, self.offset)
+        data = self._pread(READ_BYTES, self.offset)
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) == READ_BYTES and data.startswith(b"\0"):
             end = READ_BYTES - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
         if end == 0 and len(data) == READ_BYTES < self._max_line_bytes:
-            data = self.content.pread(self._max_line_bytes, self.offset)
+            data = self._pread(self._max_line_bytes, self.offset)
             end = data.find(b"\n") + 1
         if end == 0:
             if len(data) >= max(READ_BYTES, self._max_line_bytes):
@@ -213,12 +259,12 @@ class StreamReader:
 
     def _find_framing(self, *, is_final: bool) -> bool:
         """Look at the head of the input; False as long as that does not tell how records lie in it."""
-        head = self.content.pread(READ_BYTES, 0)
+        head = self._pread(READ_BYTES, 0)
         if not head or (begins_like_archive(head) and not is_final):
             return False
         if not self.content.compression and compression_of(head):  # it was too short to tell when it was opened
             self.content = open_content(self.content.descriptor, self.path)
-            head = self.content.pread(READ_BYTES, 0)
+            head = self._pread(READ_BYTES, 0)
         framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False
@@ -227,9 +273,11 @@ class StreamReader:
 
     def _read_framed(self, *, is_final: bool) -> Chunk | None:
         for length in (READ_BYTES, READ_BYTES + self._max_record_bytes):
-            data = self.content.pread(length, self.offset)
+            data = self._pread(length, self.offset)
             is_whole = is_final and len(data) < length and self.content.is_ended()
             end = self.stream.framing.cut(data, is_final=is_whole)
+            if not end and len(data) == length:
+                end = len(data) - len(data.lstrip(b"\0"))  # a hole
             if end:
                 return self._advance(data[:end], self.offset + end)
             if len(data) < length:
@@ -242,7 +290,7 @@ class StreamReader:
     def _skip_long_line(self, *, is_final: bool) -> Chunk | None:
         """Find the end of a line that is longer than a read, a block at a time; its bytes are not kept."""
         at = max(self._scanned, self.offset)
-        while data := self.content.pread(READ_BYTES, at):
+        while data := self._pread(READ_BYTES, at):
             newline = data.find(b"\n")
             if newline >= 0:
                 return self._advance(b"", at + newline + 1)
@@ -270,7 +318,7 @@ class StreamReader:
     def note_head(self) -> None:
         """Remember how it begins, as far as it was read or ends with a line: a copy may be made before it is read."""
         if self.stream.head_bytes < HEAD_BYTES:
-            head = self.content.pread(HEAD_BYTES, 0)
+            head = self.content.pread(HEAD_BYTES, 0).rstrip(b"\0")  # which may still be written over
             end = len(head) if len(head) == HEAD_BYTES else max(self.offset, head.rfind(b"\n") + 1)
             self.stream.head_bytes = min(len(head), end)
             self.stream.head_digest = digest(head[:end])

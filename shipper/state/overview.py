@@ -16,7 +16,11 @@ from shipper.state.schema import open_for_reading, understood
 
 _Place = tuple[int, int]  # device and inode
 
-_COLUMNS: Final = "stream_id, path, device, inode, size, checkpoint, compression, ended_size, updated_at, settled_until"
+_Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
+
+_COLUMNS: Final = (
+    "stream_id, path, device, inode, size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until"
+)
 
 
 class Present(NamedTuple):
@@ -26,6 +30,7 @@ class Present(NamedTuple):
     device: int
     inode: int
     size: int
+    changed_ns: int = 0
 
 
 class StreamState(Struct, frozen=True):
@@ -181,54 +186,56 @@ def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]
     for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
         stream_id, path, device, inode, *others = row
         found = there.pop((device, inode), None)
-        size_now = found.size if found else _size_of(path, (device, inode))
-        if size_now is None and inode:
-            size_now = _size_beside(path, (device, inode), folders)
-        states.append(_stream_state(at, size_now, stream_id, found.path if found else path, *others))
+        now = (found.size, found.changed_ns) if found else _seen(path, (device, inode))
+        if now is None and inode:
+            now = _seen_beside(path, (device, inode), folders)
+        states.append(_stream_state(at, now, stream_id, found.path if found else path, *others))
     states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
     states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
     return states
 
 
-def _size_of(path: str, place: _Place) -> int | None:
-    """Tell the size of a file; None if it is somewhere else, or gone: then what was seen last has to do."""
+def _seen(path: str, place: _Place) -> _Seen | None:
+    """Look at a file; None if it is somewhere else, or gone: then what was seen last has to do."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return status.st_size if (status.st_dev, status.st_ino) == place else None
+    return (status.st_size, status.st_mtime_ns) if (status.st_dev, status.st_ino) == place else None
 
 
-def _size_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]) -> int | None:
-    """Tell the size of a file that was renamed in its folder since a shipper looked at it last; None = it is gone."""
+def _seen_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]) -> _Seen | None:
+    """Look at a file that was renamed in its folder since a shipper looked at it last; None = it is gone."""
     folder = os.path.dirname(path) or "."
     if folder not in folders:
         folders[folder] = {}
         with suppress(OSError), os.scandir(folder) as entries:
             device = os.stat(folder).st_dev
             folders[folder] = {(device, entry.inode()): entry.path for entry in entries}
-    return _size_of(folders[folder].get(place, ""), place)
+    return _seen(folders[folder].get(place, ""), place)
 
 
 def _stream_state(
     at: float,
-    size_now: int | None,
+    now: _Seen | None,
     stream_id: int,
     path: str,
     size: int,
     checkpoint: int,
     compression: str,
     ended_size: int,
+    ended_ns: int,
     updated_at: float,
     settled_until: float | None,
 ) -> StreamState:
+    size_now = now[0] if now else None
     if compression:
         # How much an archive holds is known once its end was reached; what was a plain file has a size from then.
         has_ended = size_now in {None, ended_size} if ended_size >= 0 else checkpoint == size > 0
         is_whole = has_ended and checkpoint >= size
     else:
         is_cut = size_now is not None and size_now < checkpoint
-        if size_now is not None:
+        if size_now is not None and now != (ended_size, ended_ns):  # its content may end before NULs
             size, checkpoint = size_now, 0 if is_cut else checkpoint
         is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
     size = max(size, checkpoint)

@@ -203,3 +203,38 @@ def test_names_globs_and_folders_are_found_once_and_the_own_directory_never(tmp_
     assert found("nothing.log") == []
     assert found("nothing*.log") == []
     assert found("state/spool/1.log") == []
+
+
+def test_room_that_is_filled_line_by_line_is_not_read_again_each_time(file: Path, reader: StreamReader, monkeypatch):
+    """Of NULs that were written, not left out: the file system cannot tell where data are."""
+    reserved_bytes = 30 * READ_BYTES
+    file.write_bytes(bytes(reserved_bytes))
+    read_bytes = 0
+    pread = reader.content.pread
+
+    def counted(length: int, offset: int) -> bytes:
+        nonlocal read_bytes
+        data = pread(length, offset)
+        read_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(reader.content, "pread", counted)
+    at = 0
+    for _ in range(20):
+        with file.open("r+b") as out:
+            out.seek(at)
+            out.write(b"line\n")
+        at += len(b"line\n")
+        chunk = reader.read(is_final=False)
+        assert chunk
+        assert (chunk.data, chunk.end_offset) == (b"line\n", at)
+        assert reader.read(is_final=False) is None
+        assert reader.is_intact()
+    assert reserved_bytes < read_bytes < 5 * reserved_bytes
+    with file.open("r+b") as out:
+        out.seek(20 * READ_BYTES)
+        out.write(b"far\n")
+    data = b""
+    while chunk := reader.read(is_final=False):
+        data += chunk.data
+    assert data.lstrip(b"\0") == b"far\n"

@@ -125,7 +125,7 @@ def _present(settings: Settings) -> Iterator[Present]:
     patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory)
     for found in patterns.find():
         if stat.S_ISREG(found.status.st_mode):
-            yield Present(shown(found.path), *found.place, found.status.st_size)
+            yield Present(shown(found.path), *found.place, found.status.st_size, found.status.st_mtime_ns)
 
 
 def document(seen: Look, directory: Path, *, shows_all: bool = False) -> dict[str, object]:

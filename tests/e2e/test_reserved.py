@@ -1,0 +1,148 @@
+"""Files whose writer has reserved room behind what it has written: NULs that reach the end, filled in place."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper
+from tests.e2e.files import QUICK, Tail
+
+MEGABYTE = 1_000_000
+
+
+def sparse(path: Path, size: int) -> None:
+    os.truncate(path, size)
+
+
+def allocated(path: Path, size: int) -> None:
+    with path.open("r+b") as out:
+        os.posix_fallocate(out.fileno(), 0, size)
+
+
+def zeros(path: Path, size: int) -> None:
+    with path.open("ab") as out:
+        out.write(bytes(size - path.stat().st_size))
+
+
+RESERVE = [sparse, allocated, zeros]
+
+
+def fill(path: Path, data: bytes, at: int) -> int:
+    """Write into the reserved room, as its writer does; return where it goes on."""
+    with path.open("r+b") as out:
+        out.seek(at)
+        out.write(data)
+    return at + len(data)
+
+
+@pytest.fixture
+def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
+    return Tail(shipper, service, sample)
+
+
+@pytest.mark.parametrize("reserve", RESERVE)
+@pytest.mark.parametrize("size", [1, 3, 9, 40])
+def test_what_is_written_into_reserved_room_is_read(tail: Tail, reserve: Callable[[Path, int], None], size: int):
+    """Whole lines, a torn one, and lines that come while nothing runs."""
+    lines = tail.sample.lines
+    tail.append(0, 3)
+    reserve(tail.file, size * MEGABYTE)
+    tail.start()
+    tail.wait(3)
+    at = fill(tail.file, b"".join(lines[3:10]) + lines[10][:100], sum(map(len, lines[:3])))
+    tail.wait(10)
+    at = fill(tail.file, lines[10][100:] + b"".join(lines[11:2000]), at)
+    tail.wait(2000)
+    tail.stop(2000)
+
+    at = fill(tail.file, b"".join(lines[2000:2010]), at)
+    tail.start()
+    tail.wait(2010)
+    tail.file.rename(tail.file.with_name("app.ndjson.1"))
+    at = fill(tail.file.with_name("app.ndjson.1"), b"".join(lines[2010:2020]), at)
+    tail.append(2020, 2030)
+    tail.wait(2030)
+    os.truncate(tail.file.with_name("app.ndjson.1"), at)  # as its writer does when it is done with it
+    tail.stop(2030)
+
+
+def test_a_file_of_nothing_but_reserved_room_is_read_when_it_is_filled(tail: Tail):
+    tail.file.touch()
+    sparse(tail.file, 5 * MEGABYTE)
+    running = tail.start()
+    running.wait_for("source_opened")
+    fill(tail.file, b"".join(tail.sample.lines[:5]), 0)
+    tail.wait(5)
+    tail.stop(5)
+
+
+def test_a_hole_with_lines_behind_it_is_read_over_though_room_is_reserved_behind_them(tail: Tail):
+    """A file system that crashed, or a writer that goes on at its old offset after a truncation."""
+    lines = tail.sample.lines
+    tail.append(0, 3)
+    sparse(tail.file, 4 * MEGABYTE)
+    tail.append(3, 6)
+    end = tail.file.stat().st_size
+    sparse(tail.file, 9 * MEGABYTE)
+    tail.start()
+    tail.wait(6)
+    fill(tail.file, b"".join(lines[6:9]), end)
+    tail.wait(9)
+    fill(tail.file, b"".join(lines[9:12]), 8 * MEGABYTE)  # it skips room that it has reserved
+    tail.wait(12)
+    tail.stop(12)
+
+
+def test_a_file_that_begins_at_its_end_begins_before_its_reserved_room(tail: Tail):
+    at = tail.append(0, 3).stat().st_size
+    sparse(tail.file, 3 * MEGABYTE)
+    running = tail.start(input__start="end")
+    running.wait_for("source_opened")
+    fill(tail.file, b"".join(tail.sample.lines[3:6]), at)
+    tail.wait(range(3, 6))
+    tail.stop(range(3, 6))
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+def test_reserved_room_ends_a_backfill_and_is_read_by_the_next_when_it_is_filled(
+    shipper: Shipper, service: Service, sample: Sample, ending: bytes
+):
+    path = shipper.folder / "a.ndjson"
+    path.write_bytes(b"".join(sample.lines[:10]).rstrip() + ending)
+    end = path.stat().st_size
+    sparse(path, 3 * MEGABYTE)
+    first = shipper.backfill(path)
+    assert (first.returncode, first.counts()) == (0, (10, 10, 0, 0, 0))
+    assert [checkpoint for *_, checkpoint in shipper.read_state().checkpoints] == [end]
+    assert shipper.backfill(path).counts() == (0, 0, 0, 0, 0)
+    assert looked_at(shipper, path)["lag_bytes"] == 0
+    fill(path, b"".join(sample.lines[10:20]), end)
+    assert looked_at(shipper, path)["lag_bytes"] > 0
+    second = shipper.backfill(path)
+    assert (second.returncode, second.counts()) == (0, (10, 10, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:20])
+
+
+def looked_at(shipper: Shipper, path: Path) -> dict[str, Any]:
+    """What `shipper status` says of an input."""
+    status = json.loads(shipper.run("status", "--json", settings={"input.include": json.dumps([str(path)])}).stdout)
+    (stream,) = status["state"]["streams"]
+    return stream
+
+
+def test_a_file_with_reserved_room_has_nothing_to_go_and_is_put_away_when_it_is_settled(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    path = shipper.folder / "a.ndjson"
+    path.write_bytes(b"".join(sample.lines[:10]))
+    sparse(path, 3 * MEGABYTE)
+    result = shipper.backfill(path, settings={"input.on_complete": "delete", **QUICK})
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
+    assert not path.exists()
