@@ -19,6 +19,7 @@ CrashPoint = Literal[
     "spool.delete",  # before a settled segment is deleted
     "spool.deleted",  # and not forgotten yet
     "complete.delete",  # before a settled file is deleted or moved away
+    "complete.taken",  # it has its private name
     "complete.done",
 ]
 

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -34,9 +34,33 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=16).digest()
 
 
+class Head(NamedTuple):
+    """Length and digest of the first bytes of a stream (at most 1 KiB); another one replaces it as the file grows."""
+
+    length: int = 0
+    digest: bytes = b""
+
+
+class Marker(NamedTuple):
+    """
+    Where a stream is resumed, and what proves that it is the same stream.
+
+    Attributes:
+        checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
+        length, digest: Of the last bytes before the checkpoint, at most `MARKER_BYTES`.
+    """
+
+    checkpoint: int = 0
+    length: int = 0
+    digest: bytes = b""
+
+
 class Stream(Struct, eq=False, kw_only=True):
     """
     One input and how to know it again. Owned and updated by its source; others only read it.
+
+    The event loop moves the marker while threads read files and save: so what belongs together is one value that is
+    replaced, never changed.
 
     Attributes:
         stream_id: Unique in one state directory, never used twice; greater ids are younger.
@@ -46,10 +70,9 @@ class Stream(Struct, eq=False, kw_only=True):
         size: Bytes of content that were known to exist at the last look.
         ended_size, ended_ns: Size and time of the file when its end was reached; while it has both, nothing is new.
         is_rotated: Whether it has left the place where it was written, so that it does not grow any more.
-        checkpoint: Offset to resume at, bytes; every record before it is settled and saved.
+        marker: Its checkpoint, and what proves it.
         read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
-        head_bytes, head_digest: Length and digest of the first bytes (at most 1 KiB); grows with the file.
-        marker_bytes, marker_digest: Length and digest of the last bytes before the checkpoint, at most `MARKER_BYTES`.
+        head: How it begins, as far as that was seen.
         framing: How its records lie in it.
         settled_until: Everything that was in it at this moment is settled and saved; seconds since the epoch, None =
             not known.
@@ -66,12 +89,9 @@ class Stream(Struct, eq=False, kw_only=True):
     ended_size: int = -1
     ended_ns: int = -1
     is_rotated: bool = False
-    checkpoint: int = 0
+    marker: Marker = Marker()
     read_offset: int = 0
-    head_bytes: int = 0
-    head_digest: bytes = b""
-    marker_bytes: int = 0
-    marker_digest: bytes = b""
+    head: Head = Head()
     framing: Framing = LINES
     settled_until: float | None = None
     mark: tuple[int, float | None] = (0, None)
@@ -80,6 +100,11 @@ class Stream(Struct, eq=False, kw_only=True):
     def place(self) -> tuple[int, int]:
         """Device and inode."""
         return self.device, self.inode
+
+    @property
+    def checkpoint(self) -> int:
+        """Offset to resume at, bytes."""
+        return self.marker.checkpoint
 
     @property
     def is_settled(self) -> bool:
@@ -106,9 +131,7 @@ class Stream(Struct, eq=False, kw_only=True):
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
         """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""
         self.settled_until = self.settled_until_with(offset)
-        self.checkpoint = offset
-        self.marker_bytes = len(tail)
-        self.marker_digest = digest(tail)
+        self.marker = Marker(offset, len(tail), digest(tail))
 
 
 class Backlog(Struct, frozen=True, kw_only=True):

@@ -99,6 +99,7 @@ def run(
         from shipper.sources.follow import Follower
         from shipper.sources.followed import FilesFollowed
 
+        _put_back_unfinished(settings.input.include)
         patterns = Patterns(
             settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory
         )
@@ -171,6 +172,7 @@ def backfill(
     form = checked_form(summary)
     settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
     check_listen_address(listen, key="--listen")
+    _put_back_unfinished(paths)
     files = named_files(paths, settings)
     count = checked_workers(workers, files)
 
@@ -248,6 +250,12 @@ def _book(settings: Settings, state: OpenState) -> StreamBook:
         max_record_bytes=settings.input.max_record_bytes,
         form=InputForm(settings.input.format, settings.input.csv_delimiter),
     )
+
+
+def _put_back_unfinished(paths: Iterable[str]) -> None:
+    from shipper.sources.completion import put_back_unfinished
+
+    put_back_unfinished(paths)
 
 
 def _completion(settings: Settings) -> Completion:

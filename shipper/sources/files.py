@@ -114,7 +114,7 @@ class FilesOnce:
 
     def _complete(self, settled: list[Stream]) -> None:
         for stream in settled:
-            if self._completion.complete(stream):
+            if self._completion.complete(stream) == "done":
                 self._uncompleted.remove(stream)
 
     def _read_some(self) -> list[Chunk]:
@@ -136,6 +136,7 @@ class FilesOnce:
             self._status = path.stat()
             stream = self._book.at((self._status.st_dev, self._status.st_ino))
             if stream is not None and not self._book.has_news(stream, self._status):
+                stream.path = shown(path)
                 self._end(stream)
                 return False
             self._reader = self._book.open(path)

@@ -15,7 +15,8 @@ from shipper.errors import SourceError
 from shipper.records import Stream
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
-from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, shown
+from shipper.sources.generations import looks_like_generation
+from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name, shown
 from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
@@ -171,7 +172,7 @@ class Follower:
             if stream.stream_id in self._dropped:
                 continue
             if not self._open_stray(Path(stream.path), now):
-                self._complete(stream)
+                self._complete(stream, is_named=False)
         if self._is_first_look:
             for stream in self._book.left(present):
                 self._open_stray(Path(stream.path), now)
@@ -204,7 +205,7 @@ class Follower:
         if found.place not in self._asleep and self._is_old_news(stream, found):
             self._asleep[found.place] = seen
         if self._asleep.get(found.place) == seen:
-            self._complete(stream)
+            self._complete(stream, is_named=True)
         else:
             was_asleep = found.place in self._asleep
             self._try(found, now, self._open_in_place)
@@ -223,8 +224,7 @@ class Follower:
             log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
             file.name = found.name
             reader.path = found.path
-            reader.stream.path = shown(found.path)
-            reader.stream.is_rotated = True
+            note_name(reader.stream, shown(found.path))
 
     def _try(self, found: Found, now: float, action: Callable[[Found, float], None]) -> None:
         """Open a file in some way; tell once why that cannot be done."""
@@ -317,24 +317,35 @@ class Follower:
     def _leave(self, file: OpenFile, now: float, *, is_present: bool) -> None:
         """Close a file that has gone, and complete one that was rotated away, once nobody writes to it any more."""
         stream = file.reader.stream
-        is_to_complete = self._completion.action != "keep" and stream.is_rotated
-        if is_present and not is_to_complete:
+        if is_present and not self._is_to_complete(stream, is_named=True):
             return
         if now - file.grew_at < self._rotate_wait_s or not file.is_at_its_end:
             return
         if not is_present and file.reader.content.status().st_nlink:
-            self._book.find_renamed([stream])
-        if self._completion.action != "keep" and stream.is_rotated and not stream.is_settled:
-            return  # it stays open until it is
-        if self._complete(stream) or not is_present:
+            self._book.find_renamed([stream], are_open=True)
+        if self._is_to_complete(stream, is_named=is_present):
+            outcome = self._completion.complete(stream) if stream.is_settled else "unsettled"
+            if outcome == "written" or not stream.is_settled:
+                return  # it stays open until it goes
+            is_present &= outcome != "done"
+        if not is_present:
             log.info("source_closed", path=stream.path, offset=file.reader.offset)
             self.files.close(file)
 
-    def _complete(self, stream: Stream) -> bool:
-        """Delete or move a file if that is asked for, and it was rotated and is settled; False if it stays."""
-        if self._completion.action == "keep" or not stream.is_rotated or not stream.is_settled:
-            return False
-        return self._completion.complete(stream)
+    def _is_to_complete(self, stream: Stream, *, is_named: bool) -> bool:
+        """
+        Return whether a file is to be put away once it is settled: it was seen to leave its name in a rotation.
+
+        Args:
+            is_named: A pattern names it: so it may be live again, unless its name is one that rotation gives.
+        """
+        is_rotated = stream.is_rotated and (not is_named or looks_like_generation(os.path.basename(stream.path)))
+        return self._completion.action != "keep" and is_rotated
+
+    def _complete(self, stream: Stream, *, is_named: bool) -> None:
+        """Delete or move a file that is to be put away, if it is settled."""
+        if self._is_to_complete(stream, is_named=is_named) and stream.is_settled:
+            self._completion.complete(stream)
 
     def _begin_at_ends(self, unknown: list[Found]) -> None:
         """Save where files begin that were there before their pattern; what comes later begins at its beginning."""

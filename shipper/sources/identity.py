@@ -22,14 +22,14 @@ import structlog
 
 from shipper.errors import SourceError
 from shipper.framing import Framing
-from shipper.records import Stream, digest
+from shipper.records import Head, Stream, digest
 from shipper.sources.content import Content, open_content
+from shipper.sources.generations import is_generation_of, looks_like_generation
 from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, begins_alike, likeness
 
 log = structlog.get_logger("sources")
 
 Place = tuple[int, int]  # device and inode
-Head = tuple[int, bytes]  # length and digest
 
 _NO_EVIDENCE = b"\0 \t\r\n"
 
@@ -127,26 +127,29 @@ class StreamBook:
         for stream in missing:
             if stream.stream_id not in renamed_ids:
                 self._lost[stream.stream_id] = self._streams.pop(stream.stream_id)
-                self._lost_by_head[_head_of(stream)].append(stream)
+                self._lost_by_head[stream.head].append(stream)
         self._placed_by_head = defaultdict(list)
         for stream in self._streams.values():
-            self._placed_by_head[_head_of(stream)].append(stream)
+            self._placed_by_head[stream.head].append(stream)
         return Absent(renamed, self.lost())
 
     def _unlose(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
-        same_head = self._lost_by_head[_head_of(stream)]
+        same_head = self._lost_by_head[stream.head]
         same_head.remove(stream)
         if not same_head:
-            del self._lost_by_head[_head_of(stream)]
+            del self._lost_by_head[stream.head]
         # Another file of the same look may be a copy of it.
-        self._placed_by_head.setdefault(_head_of(stream), []).append(stream)
+        self._placed_by_head.setdefault(stream.head, []).append(stream)
 
-    def find_renamed(self, streams: Iterable[Stream]) -> list[Stream]:
+    def find_renamed(self, streams: Iterable[Stream], *, are_open: bool = False) -> list[Stream]:
         """
         Find those whose files have other names in the folders where they were, and note these names.
 
         Other bytes at the beginning tell of another file, which was given the inode of one that is gone.
+
+        Args:
+            are_open: They are held open, so that their inodes cannot have been given out again.
         """
         by_folder: dict[str, dict[Place, Stream]] = {}
         for stream in streams:
@@ -159,8 +162,10 @@ class StreamBook:
                 device = os.stat(folder).st_dev
                 for entry in entries:
                     known = by_place.get((device, entry.inode()))
-                    if known is not None and entry.is_file(follow_symlinks=False) and _may_be(entry.path, known):
-                        known.path, known.is_rotated = shown(entry.path), True
+                    if known is None or not entry.is_file(follow_symlinks=False):
+                        continue
+                    if are_open or _may_be(entry.path, known):
+                        note_name(known, shown(entry.path))
                         self._moved_streams.append(known)
                         renamed[known.stream_id] = known
         return list(renamed.values())
@@ -252,7 +257,7 @@ class StreamBook:
         with suppress(OSError, SourceError):  # told in its turn to be read
             decided.note_head()
         # Another new file of the same look may be a copy of it.
-        self._placed_by_head.setdefault(_head_of(decided.stream), []).append(decided.stream)
+        self._placed_by_head.setdefault(decided.stream.head, []).append(decided.stream)
         reader.close()
         return decided
 
@@ -339,8 +344,8 @@ class StreamBook:
         if (holder := self._by_place.get(place)) is not None:  # whose file was deleted, so that its inode was given out
             self._displace(holder)
         stream.device, stream.inode = place
-        stream.path = shown(path)
-        stream.compression, stream.is_rotated = content.compression, True
+        note_name(stream, shown(path))
+        stream.compression = content.compression
         stream.ended_size = stream.ended_ns = -1
         self._by_place[stream.place] = stream
         self._moved_streams.append(stream)
@@ -358,7 +363,7 @@ class StreamBook:
         if stream.stream_id in self._lost:
             self._unlose(stream)
         if stream.path != shown(path) and not _is_in_place(stream):
-            stream.is_rotated = True
+            note_name(stream, shown(path))
         stream.path = shown(path)
         return stream
 
@@ -407,6 +412,19 @@ class StreamBook:
         self._moved_streams.append(stream)
 
 
+def note_name(stream: Stream, path: str) -> None:
+    """
+    Take note that a stream's file has left its name for another one, and whether that is a rotation.
+
+    It is none if a folder was renamed or the file was put back by its name; nor if it looks like a generation of a
+    file that it never was, as where an application numbers the files that it writes.
+    """
+    before, after = os.path.basename(stream.path), os.path.basename(path)
+    if after != before and (is_generation_of(after, before) or not looks_like_generation(after)):
+        stream.is_rotated = True
+    stream.path = path
+
+
 def shown(path: Path | str) -> str:
     """Write a path for people and for the state, also one that is not UTF-8."""
     return os.fsencode(path).decode(errors="backslashreplace")
@@ -432,6 +450,8 @@ def not_regular(path: Path) -> SourceError:
 
 def _may_be(path: str, stream: Stream) -> bool:
     """Tell whether the file in a stream's place can be its own; what cannot be read says nothing against it."""
+    if not stream.head.length:  # nothing is known of its bytes, so the name has to do
+        return is_generation_of(os.path.basename(path), os.path.basename(stream.path))
     try:
         descriptor = _opened(Path(path))
     except SourceError:
@@ -463,10 +483,6 @@ def _place_of(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
-def _head_of(stream: Stream) -> Head:
-    return stream.head_bytes, stream.head_digest
-
-
 def _alike(content: Content, by_head: dict[Head, list[Stream]]) -> list[Stream]:
     """Find the streams that begin as a file does; blanks and NULs are no evidence."""
     lengths = {length for length, _ in by_head}
@@ -474,5 +490,5 @@ def _alike(content: Content, by_head: dict[Head, list[Stream]]) -> list[Stream]:
     found = []
     for length in sorted(lengths, reverse=True):
         if length <= len(head) and head[:length].strip(_NO_EVIDENCE):
-            found += by_head.get((length, digest(head[:length])), [])
+            found += by_head.get(Head(length, digest(head[:length])), [])
     return found

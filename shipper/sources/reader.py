@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 
 from shipper.errors import SourceError
 from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
-from shipper.records import MARKER_BYTES, Chunk, Stream, digest
+from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
 from shipper.sources.content import Content, begins_like_archive, compression_of, data_from, open_content
 
 READ_BYTES: Final = 1 << 20
@@ -58,17 +58,18 @@ def likeness(content: Content, known: Stream) -> Likeness:
     """
     if not begins_alike(content, known):
         return "other"
-    marker = content.pread(known.marker_bytes, known.checkpoint - known.marker_bytes)
-    read_end = max(known.checkpoint, known.read_offset)
+    checkpoint, length, marker_digest = known.marker  # which the event loop may replace meanwhile
+    marker = content.pread(length, checkpoint - length)
+    read_end = max(checkpoint, known.read_offset)
     if read_end and not content.pread(1, read_end - 1):
         return "shorter"
-    return "same" if not marker or digest(marker) == known.marker_digest else "other"
+    return "same" if not marker or digest(marker) == marker_digest else "other"
 
 
 def begins_alike(content: Content, known: Stream) -> bool:
     """Tell whether a file begins as a stream does, as far as that was seen; it may be another one all the same."""
-    head = content.pread(known.head_bytes, 0)
-    return len(head) == known.head_bytes and (not head or digest(head) == known.head_digest)
+    head = content.pread(known.head.length, 0)
+    return len(head) == known.head.length and (not head or digest(head) == known.head.digest)
 
 
 class StreamReader:
@@ -130,8 +131,8 @@ class StreamReader:
             return self.content.is_intact()
         if self.content.size() < max(self.offset, self._scanned):
             return False
-        head = self.content.pread(self.stream.head_bytes, 0)
-        return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head_digest)
+        head = self.content.pread(self.stream.head.length, 0)
+        return self._last_bytes_seen() == self._tail and (not head or digest(head) == self.stream.head.digest)
 
     def note_size(self, status: os.stat_result, wall_time: float) -> None:
         """Remember how much there is to read at that moment; of an archive, nobody knows."""
@@ -317,8 +318,7 @@ class StreamReader:
 
     def note_head(self) -> None:
         """Remember how it begins, as far as it was read or ends with a line: a copy may be made before it is read."""
-        if self.stream.head_bytes < HEAD_BYTES:
+        if self.stream.head.length < HEAD_BYTES:
             head = self.content.pread(HEAD_BYTES, 0).rstrip(b"\0")  # which may still be written over
             end = len(head) if len(head) == HEAD_BYTES else max(self.offset, head.rfind(b"\n") + 1)
-            self.stream.head_bytes = min(len(head), end)
-            self.stream.head_digest = digest(head[:end])
+            self.stream.head = Head(min(len(head), end), digest(head[:end]))

@@ -8,9 +8,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from shipper.records import Stream, StreamKind, digest
+from shipper.records import Head, Marker, Stream, StreamKind, digest
 from shipper.state.schema import understood
 
 _COLUMNS: Final = (
@@ -55,10 +55,7 @@ class StreamTable:
             rows = self._db.execute(
                 f"SELECT {', '.join(_COLUMNS)} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,)
             )
-            streams = [Stream(**dict(zip(_COLUMNS, row, strict=True))) for row in rows]
-        for stream in streams:
-            stream.is_rotated = bool(stream.is_rotated)
-        return streams
+            return [_stream_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
     def youngest_id(self) -> int:
         """Tell the greatest stream id that was ever saved."""
@@ -76,7 +73,7 @@ class StreamTable:
         self._write(_SAVE, stream, {**settled, "updated_at": now_s})
 
     def _write(self, statement: str, stream: Stream, changes: dict[str, object]) -> None:
-        self._db.execute(statement, {name: getattr(stream, name) for name in _COLUMNS} | changes)
+        self._db.execute(statement, _row_of(stream) | changes)
         if stream.inode:
             # The file was truncated, or its inode was given to another one: the older stream may live on in a copy.
             self._db.execute(
@@ -140,3 +137,17 @@ class StreamTable:
         """Drop streams whose input no longer exists; their dead letters and counts stay."""
         with self._transaction():
             self._db.executemany("DELETE FROM streams WHERE stream_id = ?", [(each,) for each in stream_ids])
+
+
+def _row_of(stream: Stream) -> dict[str, object]:
+    """Return the columns of a stream; what another thread may replace is taken as it is now, and once."""
+    head, marker = stream.head, stream.marker
+    row: dict[str, object] = {name: getattr(stream, name) for name in _COLUMNS if name in Stream.__struct_fields__}
+    row |= {"checkpoint": marker.checkpoint, "marker_bytes": marker.length, "marker_digest": marker.digest}
+    return row | {"head_bytes": head.length, "head_digest": head.digest}
+
+
+def _stream_of(row: dict[str, Any]) -> Stream:
+    head = Head(row.pop("head_bytes"), row.pop("head_digest"))
+    marker = Marker(row.pop("checkpoint"), row.pop("marker_bytes"), row.pop("marker_digest"))
+    return Stream(**row | {"is_rotated": bool(row["is_rotated"])}, head=head, marker=marker)

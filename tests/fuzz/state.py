@@ -18,7 +18,7 @@ from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import compact, report
 from shipper.errors import StateError
 from shipper.framing import CsvRows
-from shipper.records import Checkpoint, Rejection, Stream
+from shipper.records import Checkpoint, Marker, Rejection, Stream
 from shipper.sources.content import Plain
 from shipper.sources.reader import StreamReader
 from shipper.sources.segments import Segments, youngest_segment_id
@@ -58,7 +58,7 @@ def check_segments(data: bytes) -> object:
             (folder / name).write_bytes(body)
         except OSError:
             return "no name"
-        known = Stream(stream_id=7, kind="spool", path="x", checkpoint=checkpoint)
+        known = Stream(stream_id=7, kind="spool", path="x", marker=Marker(checkpoint))
         assert youngest_segment_id(folder) >= 0
         numbers = count(100)
         segments = Segments(

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shipper.records import Stream, digest
+from shipper.records import Marker, Stream, digest
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 from shipper.sources.identity import StreamBook
@@ -126,11 +126,8 @@ class Following(RuleBasedStateMachine):
                     path=chunk.stream.path,
                     device=chunk.stream.device,
                     inode=chunk.stream.inode,
-                    checkpoint=chunk.end_offset,
-                    head_bytes=chunk.stream.head_bytes,
-                    head_digest=chunk.stream.head_digest,
-                    marker_bytes=len(tail),
-                    marker_digest=digest(tail),
+                    head=chunk.stream.head,
+                    marker=Marker(chunk.end_offset, len(tail), digest(tail)),
                 )
 
     @rule()

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.records import Chunk, Stream
+from shipper.records import Chunk, Marker, Stream
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Spool
 
@@ -109,13 +109,13 @@ async def test_segments_go_when_their_checkpoint_has_passed_their_end_and_not_be
     assert bench.segments() == before, "nothing is settled yet"
     last = {chunk.stream.stream_id: chunk for chunk in bench.chunks}
     first_id, *rest = sorted(last)
-    last[first_id].stream.checkpoint = last[first_id].end_offset - 1
+    last[first_id].stream.marker = Marker(last[first_id].end_offset - 1)
     for stream_id in rest:
-        last[stream_id].stream.checkpoint = last[stream_id].end_offset
+        last[stream_id].stream.marker = Marker(last[stream_id].end_offset)
     await spool.after_save()
     assert bench.segments() == before[:1]
     assert sorted(bench.forgotten) == rest
-    last[first_id].stream.checkpoint += 1
+    last[first_id].stream.marker = Marker(last[first_id].end_offset)
     await spool.after_save()
     assert (bench.segments(), spool.spooled_bytes) == ([], 0)
 
@@ -124,8 +124,8 @@ async def test_what_an_earlier_process_left_comes_first_from_its_checkpoint_and_
     bench.directory.mkdir()
     (bench.directory / "000000000007.ndjson").write_bytes(b"settled\nleft\ntorn")
     known = [
-        Stream(stream_id=7, kind="spool", path="x", checkpoint=8),
-        Stream(stream_id=3, kind="spool", path="gone", checkpoint=99),
+        Stream(stream_id=7, kind="spool", path="x", marker=Marker(8)),
+        Stream(stream_id=3, kind="spool", path="gone", marker=Marker(99)),
     ]
     bench.ids = count(youngest_segment_id(bench.directory) + 1).__next__
     bench.write(b"new\n")
@@ -170,7 +170,7 @@ async def test_reading_waits_when_the_spool_is_full_until_something_is_settled(b
             got = 0
             async for chunk in rx:
                 got += len(chunk.data)
-                chunk.stream.checkpoint = chunk.end_offset
+                chunk.stream.marker = Marker(chunk.end_offset)
                 await spool.after_save()
                 if got == written:
                     break

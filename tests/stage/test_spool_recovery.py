@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from shipper.errors import StateError
-from shipper.records import Chunk, Stream
+from shipper.records import Chunk, Marker, Stream
 from shipper.sources import spool as spool_module
 from shipper.sources.spool import Spool
 
@@ -95,7 +95,7 @@ async def test_a_segment_that_was_settled_before_a_crash_does_not_block_the_spoo
     bench: Bench, piped: Callable[[bytes], int]
 ):
     (bench.directory / "000000000001.ndjson").write_bytes(LINES)
-    settled = Stream(stream_id=1, kind="spool", path="x", checkpoint=len(LINES))
+    settled = Stream(stream_id=1, kind="spool", path="x", marker=Marker(len(LINES)))
     spool = bench.spool(piped(b"new\n"), settled, max_bytes=len(LINES))
     assert await bench.ship(spool) == b"new\n"
     assert (bench.names(), sorted(bench.forgotten)) == ([], [1, 100])

@@ -9,7 +9,7 @@ from threading import Event
 import anyio
 
 from shipper.records import Chunk, Stream
-from shipper.sources.completion import Completion
+from shipper.sources.completion import Completion, Outcome
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
@@ -23,7 +23,7 @@ async def test_a_file_is_put_away_once_though_a_save_comes_beside_the_end_of_the
     has_begun, may_end = Event(), Event()
 
     class Slow(Completion):
-        def complete(self, stream: Stream) -> bool:
+        def complete(self, stream: Stream) -> Outcome:
             put_away.append(stream)
             has_begun.set()
             assert may_end.wait(20)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shipper.errors import SourceError
-from shipper.records import Stream, digest
+from shipper.records import Head, Marker, Stream, digest
 from shipper.sources.content import Plain
 from shipper.sources.discovery import Patterns
 from shipper.sources.identity import StreamBook
@@ -101,10 +101,10 @@ def test_a_long_line_is_read_whole_where_the_limit_allows_it(file: Path):
 def test_the_head_grows_with_the_file_up_to_a_kibibyte(file: Path, reader: StreamReader):
     append(file, b"0123456789\n")
     reader.read(is_final=False)
-    assert (reader.stream.head_bytes, reader.stream.head_digest) == (11, digest(b"0123456789\n"))
+    assert reader.stream.head == (11, digest(b"0123456789\n"))
     append(file, b"z" * 2000 + b"\n")
     reader.read(is_final=False)
-    assert (reader.stream.head_bytes, reader.stream.head_digest) == (1024, digest(file.read_bytes()[:1024]))
+    assert reader.stream.head == (1024, digest(file.read_bytes()[:1024]))
 
 
 def known(path: Path, checkpoint: int) -> Stream:
@@ -117,11 +117,8 @@ def known(path: Path, checkpoint: int) -> Stream:
         path=str(path),
         device=status.st_dev,
         inode=status.st_ino,
-        checkpoint=checkpoint,
-        head_bytes=min(1024, checkpoint),
-        head_digest=digest(data[: min(1024, checkpoint)]),
-        marker_bytes=len(tail),
-        marker_digest=digest(tail),
+        head=Head(min(1024, checkpoint), digest(data[: min(1024, checkpoint)])),
+        marker=Marker(checkpoint, len(tail), digest(tail)),
     )
 
 
@@ -173,6 +170,19 @@ def test_another_file_with_its_inode_is_no_new_name_of_a_stream(file: Path, tmp_
     absent = book.lose([])
     names = ([str(other)], []) if is_its_own else ([], [str(file)])
     assert ([each.path for each in absent.renamed], [each.path for each in absent.lost]) == names
+
+
+def test_of_a_stream_of_which_no_byte_is_known_only_a_rotated_name_is_another_name(file: Path, tmp_path: Path):
+    """Its file was empty; any other file may have been given its inode since, as one that nobody has named."""
+    book = StreamBook([], count(1).__next__, max_record_bytes=LIMIT)
+    file.write_bytes(b"")
+    reader = book.open(file)
+    reader.close()
+    other = file.rename(tmp_path / "private.txt")
+    assert [each.path for each in book.lose([]).lost] == [str(file)]
+    other.rename(f"{file}.1")
+    reader = StreamBook([reader.stream], count(1).__next__, max_record_bytes=LIMIT).lose([])
+    assert [each.path for each in reader.renamed] == [f"{file}.1"]
 
 
 def test_what_is_no_regular_file_is_refused(tmp_path: Path):
@@ -238,3 +248,26 @@ def test_room_that_is_filled_line_by_line_is_not_read_again_each_time(file: Path
     while chunk := reader.read(is_final=False):
         data += chunk.data
     assert data.lstrip(b"\0") == b"far\n"
+
+
+class SettledMeanwhile(Plain):
+    """A file of which more is settled, on the event loop, between two reads of the thread that compares it."""
+
+    def __init__(self, descriptor: int, stream: Stream, data: bytes) -> None:
+        super().__init__(descriptor)
+        self._stream, self._data = stream, data
+
+    def pread(self, length: int, offset: int) -> bytes:
+        found = super().pread(length, offset)
+        self._stream.move_checkpoint(len(self._data), self._data[-3:])
+        return found
+
+
+def test_a_file_is_the_same_though_its_checkpoint_moves_while_it_is_compared(file: Path):
+    data = b"".join(b"%d\n" % number for number in range(1000))
+    file.write_bytes(data)
+    stream = known(file, 500)
+    content = SettledMeanwhile(os.open(file, os.O_RDONLY), stream, data)
+    assert likeness(content, stream) == "same"
+    assert stream.checkpoint == len(data), "it moved"
+    content.close()

@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 
 from shipper.errors import StateError, StateInUseError
-from shipper.records import Checkpoint, Rejection, Stream, digest
+from shipper.records import Checkpoint, Head, Rejection, Stream, digest
 from shipper.state.directory import locked_directory
 from shipper.state.store import Store
 
 
 def checkpoint(stream_id: int = 1, end: int = 100, *, bad: int = 1, **changes: Any) -> Checkpoint:
-    stream = Stream(
-        stream_id=stream_id, kind="file", path="/a", device=5, inode=6, head_bytes=3, head_digest=digest(b"abc")
-    )
+    stream = Stream(stream_id=stream_id, kind="file", path="/a", device=5, inode=6, head=Head(3, digest(b"abc")))
     for name in ("kind", "inode", "path"):
         if name in changes:
             setattr(stream, name, changes.pop(name))
@@ -54,7 +52,7 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path):
     store.close()
     store = Store(tmp_path)
     first, second = store.streams.known("file")
-    assert (first.stream_id, first.checkpoint, first.marker_bytes, first.marker_digest) == (1, 180, 4, digest(b"tail"))
+    assert (first.stream_id, first.marker) == (1, (180, 4, digest(b"tail")))
     assert (second.stream_id, second.checkpoint) == (2, 50)
     totals = store.totals()
     assert (totals.read, totals.accepted, totals.dead_lettered, totals.duplicates) == (16, 12, 1, 3)
