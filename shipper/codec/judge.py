@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from shipper.codec.columns import Columns
-from shipper.codec.rules import FIELD_RULES, MESSAGES, column_checks, event_type
+from shipper.codec.rules import FIELD_RULES, MESSAGES, column_checks, event_type, may_repeat_keys, repeats_key
 from shipper.config import RecordsSettings
 from shipper.records import Rejection
 
@@ -89,11 +89,13 @@ class Judge:
     The fast way decodes many lines in one call. `,null,` stands behind each line, and the lot is decoded as one JSON
     array of events and nulls. A null cannot stand inside an object, and the newline is kept, so it cannot stand inside
     a string: an object over two lines fails, and two objects on one line give a wrong count. So each line is proven to
-    be one event by itself, and any lines may be joined by commas into a body.
+    be one event by itself, and any lines may be joined by commas into a body. Only an array could reach over two lines,
+    and no field of an event is one; where unknown fields are kept and there may be one, each line is decoded alone.
     """
 
     def __init__(self, settings: RecordsSettings) -> None:
         self._checks = column_checks(settings.relax)
+        self._is_strict = settings.mode == "strict"  # otherwise such a record has been rewritten
         self._keeps_unknown = settings.unknown_fields == "keep"
         event = event_type(
             relaxed=settings.relax,
@@ -117,15 +119,22 @@ class Judge:
         try:
             if self._keeps_unknown:
                 array.decode()  # the decoder does not look into the fields that it passes over
-            items = self._decode_array(array)
-            columns = Columns.of(items[:-1:2])
+            if self._keeps_unknown and may_reach_over_lines(array, count + 1):
+                columns = Columns.of(list(map(self._decode_line, _lines_of(array))))
+            else:
+                items = self._decode_array(array)
+                columns = Columns.of(items[:-1:2])
+                if len(items) != 2 * count + 1:
+                    return None
         except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
-            return None
-        if len(items) != 2 * count + 1:
             return None
         for check in self._checks:
             if not check.is_good(check.column_of(columns), latest):
                 return None
+        if may_repeat_keys(array, count) and any(
+            may_repeat_keys(line, 1) and repeats_key(line) for line in _lines_of(array)
+        ):
+            return None
         return columns
 
     def part(self, records: Records, latest: str, rejections: list[Rejection]) -> Parted:
@@ -161,14 +170,35 @@ class Judge:
             return records.refused(index, "encoding")
         except msgspec.ValidationError as error:
             # The decoder stops at the first fault, and may not have come to what makes it no JSON at all.
-            return records.refused(index, *(_rule_of(str(error)) if _is_json(wire) else ("json", "")))
+            if not _is_json(wire):
+                return records.refused(index, "json")
+            if self._is_strict and repeats_key(wire):
+                return records.refused(index, "repeated_key")
+            return records.refused(index, *_rule_of(str(error)))
         except _DECODE_ERRORS:
             return records.refused(index, "json")
+        if self._is_strict and repeats_key(wire):  # before the rules of fields: which value is meant is not known
+            return records.refused(index, "repeated_key")
         columns = Columns.of([event])
         for check in self._checks:
             if not check.is_good(check.column_of(columns), latest):
                 return records.refused(index, check.rule)
         raise AssertionError("a line was refused that breaks no rule")
+
+
+def may_reach_over_lines(data: bytes, brackets: int) -> bool:
+    """
+    Return whether a value may go on behind a `SEPARATOR`; False is certain if every record decodes as an object.
+
+    Args:
+        brackets: How many brackets and braces open if no record has one within it.
+    """
+    return data.count(b"{") + data.count(b"[") != brackets
+
+
+def _lines_of(array: bytes) -> list[bytes]:
+    """Take the array apart again: no line has a newline in it."""
+    return array[1 : -len(SEPARATOR + b"null]")].split(SEPARATOR)
 
 
 def _is_json(line: bytes) -> bool:

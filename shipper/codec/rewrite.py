@@ -18,15 +18,16 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw, Struct
 
+from shipper.codec.judge import SEPARATOR, may_reach_over_lines
 from shipper.codec.mapping import Document, SourceMapping
 from shipper.codec.normalize import ABSENT, Column, normalizers
+from shipper.codec.rules import may_repeat_keys, repeats_key
 from shipper.config import RecordsSettings
 from shipper.settings_mapping import FIELDS
 from shipper.wire import EVENT_TYPE, ActivityEvent
 
 DERIVED_FROM: Final = ("BrandID", "ConsumerID")  # unless the settings say otherwise: a player is acquired once a brand
 
-_SEPARATOR: Final = b",null,\n"
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NAMESPACE: Final = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")  # of derived EventIds; never to be changed
 _EVENT_ID: Final = FIELDS.index("EventId")
@@ -38,7 +39,8 @@ _LooseEvent: Final = msgspec.defstruct(
 )
 
 _decode: Final = msgspec.json.Decoder().decode
-_decode_loose: Final = msgspec.json.Decoder(list[_LooseEvent | None]).decode  # type: ignore[valid-type]
+_decode_loose: Final = msgspec.json.Decoder(_LooseEvent).decode
+_decode_loose_array: Final = msgspec.json.Decoder(list[_LooseEvent | None]).decode  # type: ignore[valid-type]
 _decode_raw: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encoder: Final = msgspec.json.Encoder()
 
@@ -71,8 +73,8 @@ class Rewriter:
     """
 
     def __init__(self, settings: RecordsSettings) -> None:
-        is_normalizing = settings.mode == "normalize"
-        self._normalizers = normalizers(settings.assume_timezone, relaxed=settings.relax) if is_normalizing else {}
+        self._normalizes = settings.mode == "normalize"
+        self._normalizers = normalizers(settings.assume_timezone, relaxed=settings.relax) if self._normalizes else {}
         self._drops = settings.unknown_fields == "drop"
         # An empty EventId that a relaxed rule lets pass is one.
         self._no_event_id = (ABSENT, None) if "event_id" in settings.relax else _NOTHING
@@ -155,8 +157,11 @@ class Rewriter:
         if self._drops:
             for row in extras:
                 is_same[row] = False
-        if lines is not None and all(is_same):
-            return list(lines)
+        if lines is not None:
+            if repeats := self._mark_repeats(is_same, lines):
+                changes.normalized["repeated_key"] += repeats
+            if all(is_same):
+                return list(lines)
         # The struct only gives the order: what its types say is checked when the line is validated.
         written = _encoder.encode_lines(list(map(ActivityEvent, *columns))).split(b"\n")[:-1]
         if lines is None:
@@ -168,6 +173,21 @@ class Rewriter:
                 if not is_same[row]:
                     written[row] = self._with_extras(written[row], lines[row])
         return written
+
+    def _mark_repeats(self, is_same: list[bool], lines: Sequence[bytes]) -> int:
+        """
+        See to it that a key that stands twice leaves once, or not at all; returns how many rows are written for it.
+
+        Of what a decoder gives, the last value counts. In strict mode such a record stays as it came, to be refused.
+        """
+        is_strict = not self._normalizes
+        found = 0
+        for row, line in enumerate(lines):
+            # What stays as it came is judged so that the cheap test is certain; of what is rewritten, anything may be.
+            if is_same[row] is not is_strict and (is_strict or may_repeat_keys(line, 1)) and repeats_key(line):
+                is_same[row] = is_strict
+                found += not is_strict
+        return found
 
     def _extras(self, documents: Sequence[Document], changes: Changes) -> list[int]:
         """Find the records that have unknown fields, and count those."""
@@ -220,21 +240,28 @@ def _mark_changed(is_same: list[bool], before: Column, after: Column) -> int:
 
 def _loose_events(lines: Sequence[bytes]) -> list[ActivityEvent] | None:
     """Decode records at one go, whatever their values; None if one is no JSON object or has an unknown field."""
-    return _decoded(_decode_loose, lines, _LooseEvent)
+    return _decoded(_decode_loose_array, _decode_loose, lines, _LooseEvent)
 
 
 def _documents(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
     """Decode records at one go; None if not every one of them is a JSON object."""
-    return _decoded(_decode, lines, dict)
+    return _decoded(_decode, _decode, lines, dict)
 
 
-def _decoded(decode: Callable[[bytes], Any], lines: Sequence[bytes], kind: type) -> list[Any] | None:
+def _decoded(
+    decode_array: Callable[[bytes], Any], decode_one: Callable[[bytes], Any], lines: Sequence[bytes], kind: type
+) -> list[Any] | None:
+    """Decode each line alone if a value may reach over two of them; all at one go costs less."""
+    joined = SEPARATOR.join(lines)
     try:
-        items = decode(b"[" + _SEPARATOR.join(lines) + _SEPARATOR + b"null]")
+        if may_reach_over_lines(joined, len(lines)):
+            records = list(map(decode_one, lines))
+        else:
+            items = decode_array(b"[" + joined + SEPARATOR + b"null]")
+            records = items[:-1:2] if len(items) == 2 * len(lines) + 1 else []
     except _DECODE_ERRORS:
         return None
-    records: list[Any] = items[:-1:2]
-    return records if len(items) == 2 * len(lines) + 1 and set(map(type, records)) == {kind} else None
+    return records if set(map(type, records)) == {kind} else None
 
 
 def document_in(line: bytes) -> dict[str, Any]:

@@ -53,13 +53,13 @@ def expected(record: bytes, *, is_normalizing: bool, unknown: str) -> Expected:
     }
     if extra and unknown == "reject":
         bad.add("unknown_field")
-    # The last value counts; but a record whose other values are not even of the field's type may be refused for them.
-    of_repeated = {FIELD_RULES.get(field, "json") for field in repeated} | ({"json"} if repeated else set())
+    if repeated and not is_normalizing:
+        return Expected(rules=frozenset({"repeated_key"}))
     if bad:
-        return Expected(rules=frozenset(bad | of_repeated))
+        return Expected(rules=frozenset(bad))
     wire = {field: known[field] for field in FIELDS} | (extra if unknown == "keep" else {})
     is_same = all(_is_same(document.get(field), known[field]) for field in FIELDS) and not (extra and unknown == "drop")
-    return Expected(wire, is_same, frozenset(of_repeated))
+    return Expected(wire, is_same and not repeated)
 
 
 def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
@@ -67,15 +67,14 @@ def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
     Read a JSON object, of a name that stands twice the last value; the rule that it breaks if it is none.
 
     Args:
-        repeated: The names that stand twice anywhere in it are added.
+        repeated: The names that stand twice in it are added; not those of the objects within it.
     """
 
     def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(found)
-        if len(made) < len(found):
-            names = [name for name, _ in found]
-            repeated.update(name for name in made if names.count(name) > 1)
-        return made
+        names = [name for name, _ in found]
+        repeated.clear()  # the object itself comes last
+        repeated.update(name for name in names if names.count(name) > 1)
+        return dict(found)
 
     try:
         text = record.decode()
