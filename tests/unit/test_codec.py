@@ -237,8 +237,8 @@ LINES: list[tuple[str, bytes, str]] = [
     ("blanks around", b"  " + L1 + b"\t ", ""),
     ("a carriage return at the end", L1 + b"\r", ""),
     ("fields in another order", json.dumps(dict(reversed(event().items()))).encode(), ""),
-    ("a field twice, the last one good", L1[:-1] + b',"BrandID":9}', ""),
-    ("a field twice, the last one bad", L1[:-1] + b',"BrandID":0}', "brand_id"),
+    ("a field twice, the last one good", L1[:-1] + b',"BrandID":9}', "repeated_key"),
+    ("a field twice, the last one bad", L1[:-1] + b',"BrandID":0}', "repeated_key"),
 ]
 
 
