@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -119,17 +119,17 @@ def reconcile(
 def _history(settings: Settings) -> Iterator[History | None]:
     """Open the history of reports; one that cannot be used is no obstacle."""
     from shipper.report.history import History
+    from shipper.report.history_file import FILE_NAME
+    from shipper.state.directory import creating_nothing
 
-    history = None
-    try:
-        history = History(settings.state.directory)
-    except StateError as error:
-        say(f"note: what was restated is not recognised: {error}")
-    try:
+    with ExitStack() as opened:
+        opened.enter_context(creating_nothing(settings.state.directory, FILE_NAME))
+        history = None
+        try:
+            history = opened.enter_context(closing(History(settings.state.directory)))
+        except StateError as error:
+            say(f"note: what was restated is not recognised: {error}")
         yield history
-    finally:
-        if history is not None:
-            history.close()
 
 
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:

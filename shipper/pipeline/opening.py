@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from shipper.config import Settings
+from shipper.errors import ConfigError
+from shipper.permissions import obstacle
 from shipper.sources.reader import NDJSON, InputForm
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Input, Spool
-from shipper.state.directory import locked_directory
+from shipper.state.directory import ACCESS_ADVICE, locked_directory
 from shipper.state.store import Store
 
 
@@ -66,6 +69,14 @@ class OpenState(NamedTuple):
         )
 
 
+def _check_spool(spool: Path) -> None:
+    """Refuse to pass over what an earlier process has left where this one may not look."""
+    segments = sorted(spool.iterdir()) if spool.is_dir() and not obstacle(spool) else []
+    for path in filter(os.path.lexists, (spool, *segments)):
+        if why := obstacle(path):
+            raise ConfigError(f"{why}. {ACCESS_ADVICE}", key="state.directory")
+
+
 @contextmanager
 def opened_state(settings: Settings) -> Iterator[OpenState]:
     """
@@ -77,6 +88,7 @@ def opened_state(settings: Settings) -> Iterator[OpenState]:
         StateError: What is in it is damaged, foreign, or of a newer version.
     """
     with locked_directory(settings.state.directory) as directory:
+        _check_spool(directory / "spool")
         store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
         try:
             youngest = youngest_segment_id(directory / "spool")

@@ -13,6 +13,8 @@ from typing import Final
 from urllib.parse import quote
 
 from shipper.errors import ConfigError, StateError
+from shipper.state.directory import why_unusable
+from shipper.state.schema import denial
 
 FILE_NAME: Final = "reports.db"
 SCHEMA_VERSION: Final = 1
@@ -47,6 +49,8 @@ def understood(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, sqlite3.Error, zlib.error) as error:
+        if why := denial(path, error):
+            raise StateError(why) from error
         raise StateError(
             f"{path} cannot be used ({error}). It was left as it is. To start over, move it away: "
             "the versions in it are then not shown, and those of reports fetched from now on are kept anew"
@@ -66,9 +70,7 @@ def open_database(directory: Path) -> sqlite3.Connection:
         if directory.stat().st_mode & 0o077:
             directory.chmod(0o700)
     except OSError as error:
-        raise ConfigError(
-            f"cannot use {directory} ({error.strerror}); name another directory", key="state.directory"
-        ) from error
+        raise ConfigError(why_unusable(directory, error), key="state.directory") from error
     path = directory / FILE_NAME
     with understood(path), _alone(directory):
         return _opened(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ from urllib.parse import quote
 import msgspec
 
 from shipper.errors import StateError, StateUnwritableError
+from shipper.permissions import DENIALS, obstacle
+from shipper.state.directory import ACCESS_ADVICE
 
 SCHEMA_VERSION: Final = 5
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
 
+_DENIED: Final = {sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_AUTH}
 _APPLICATION_ID: Final = 0x53484950  # "SHIP"; tells our database from a foreign one
 _DEAD_LETTERS: Final = """
 CREATE TABLE dead_letters (
@@ -187,6 +191,8 @@ def understood(path: Path) -> Iterator[None]:
             raise StateUnwritableError(
                 f"{path} cannot be written ({error}); nothing is lost: make room on its disk and run the command again"
             ) from error
+        if why := denial(path, error):
+            raise StateError(why) from error
         raise StateError(
             f"{path} cannot be used ({error}). It was left as it is. To start over, move it away: "
             "every input is then read from its beginning and sent again with the same EventIds"
@@ -199,6 +205,19 @@ def _is_full(error: Exception) -> bool:
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     code = getattr(error, "sqlite_errorcode", 0)
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
+
+
+def denial(path: Path, error: Exception) -> str:
+    """Return what keeps this process from a database, if that is permissions: these say nothing against its content."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it
+    if code not in _DENIED and not (isinstance(error, OSError) and error.errno in DENIALS):
+        return ""
+    side_files = [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm")]
+    there = [path.parent, *(each for each in side_files if os.path.lexists(each))]
+    why = next(filter(None, map(obstacle, there)), "")
+    if not why and code == sqlite3.SQLITE_CANTOPEN:
+        return ""  # it is no file, for instance
+    return f"{why or f'{path} cannot be used ({error})'}. {ACCESS_ADVICE}"
 
 
 def is_current(db: sqlite3.Connection) -> bool:
@@ -263,7 +282,9 @@ def is_outdated(directory: Path) -> bool:
 def _open_read_only(path: Path) -> sqlite3.Connection | None:
     if path.is_symlink():
         raise sqlite3.DatabaseError("it is a symbolic link")
-    if not path.exists():
+    try:
+        path.stat()
+    except FileNotFoundError:
         return None
     return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
 

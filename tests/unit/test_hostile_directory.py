@@ -54,8 +54,9 @@ def test_a_state_directory_of_somebody_else_is_refused_and_left_as_it_is(mode: i
                 return f"{error.key}: {error.message}"
 
         said = as_nobody(use)
-        assert said.startswith(f"state.directory: cannot use {path} (")
-        assert said.endswith("; name another directory")
+        assert said.startswith(f"state.directory: {path} cannot be ")
+        assert f"it belongs to user 0, group 0 (mode {mode:04o}), and this is user {NOBODY}, group {NOBODY}. " in said
+        assert "another directory" not in said, "from which all would be sent again"
         assert path.stat().st_mode & 0o7777 == mode
         assert list(path.iterdir()) == []
 

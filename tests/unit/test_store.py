@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shipper.errors import StateError, StateInUseError
+from shipper.errors import ConfigError, StateError, StateInUseError
 from shipper.records import Checkpoint, Head, Rejection, Stream, digest
 from shipper.state.directory import locked_directory
 from shipper.state.store import Store
@@ -154,6 +157,51 @@ def test_the_second_user_of_a_directory_is_told_who_the_first_is(tmp_path: Path)
         holder.wait(10)
         with locked_directory(tmp_path):
             assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+
+
+def test_what_was_made_is_removed_when_a_setting_is_wrong_unless_something_is_kept_in_it(tmp_path: Path):
+    """A wrong setting that shows late, when records lie in the spool or are settled, costs none of them."""
+
+    def settle(directory: Path) -> None:
+        with closing(Store(directory)) as store:
+            store.save([checkpoint()], now_s=1.0)
+
+    def spool(directory: Path) -> None:
+        Store(directory).close()
+        (directory / "spool").mkdir()
+        (directory / "spool" / "1.ndjson").touch()
+
+    def note(directory: Path) -> None:
+        (directory / "note").touch()
+
+    path = tmp_path / "a" / "state"
+    for use, is_kept in (
+        (lambda directory: Store(directory).close(), False),
+        (settle, True),
+        (spool, True),
+        (note, True),
+    ):
+        with pytest.raises(ConfigError, match="wrong"), locked_directory(path) as directory:
+            use(directory)
+            raise ConfigError("wrong")
+        assert path.exists() == is_kept
+        assert (path / "state.db").exists() == (is_kept and use is not note)
+        assert (tmp_path / "a").exists() == is_kept
+        shutil.rmtree(tmp_path / "a", ignore_errors=True)
+
+
+def test_who_waited_for_a_directory_that_was_removed_does_not_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The lock of a file that has no name any more keeps nobody out."""
+    path = tmp_path / "state"
+    taken = fcntl.flock
+
+    def flock(lock: int, how: int) -> None:
+        taken(lock, how)
+        (path / "lock").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(StateInUseError), locked_directory(path):
+        pass
 
 
 def test_a_stream_is_settled_until_the_last_moment_whose_end_the_checkpoint_has_passed(store: Store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shipper.cli.report.output import iso
@@ -44,12 +44,11 @@ def opened(settings: Settings) -> Iterator[History]:
         StateError: The history cannot be used.
     """
     from shipper.report.history import History
+    from shipper.report.history_file import FILE_NAME
+    from shipper.state.directory import creating_nothing
 
-    history = History(settings.state.directory)
-    try:
+    with creating_nothing(settings.state.directory, FILE_NAME), closing(History(settings.state.directory)) as history:
         yield history
-    finally:
-        history.close()
 
 
 def keep(history: History, part: Part, fetched: FetchedReport) -> Kept:

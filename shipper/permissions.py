@@ -1,0 +1,55 @@
+"""What keeps this process from a file, in words: whose it is, its mode, and who asks."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+# What a process may not do for want of permission, or because nobody may.
+DENIALS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+
+_WORDS: Final = {os.R_OK: "read", os.W_OK: "written", os.X_OK: "entered", os.R_OK | os.W_OK: "read and written"}
+
+
+def obstacle(path: Path, access: int = os.R_OK | os.W_OK) -> str:
+    """
+    Return what keeps this process from a file or folder, in words.
+
+    Args:
+        access: What is to be done with it: `os.R_OK`, `os.W_OK`, or both.
+    Returns:
+        Empty if nothing does. Of what is not there, what keeps it from being made.
+    """
+    above: Path | None = None
+    for folder in reversed(path.absolute().parents):
+        if not os.path.lexists(folder):
+            break
+        if not _may(folder, os.X_OK):
+            return _denied(folder, os.X_OK)
+        above = folder
+    if os.path.lexists(path):
+        is_folder = os.path.isdir(path)
+        return "" if _may(path, access | (os.X_OK if is_folder else 0)) else _denied(path, access)
+    return "" if above is None or _may(above, os.W_OK) else _denied(above, os.W_OK)
+
+
+def whose(status: os.stat_result) -> str:
+    """Return the owner and the mode of a file, and who asks."""
+    return (
+        f"it belongs to user {status.st_uid}, group {status.st_gid} (mode {stat.S_IMODE(status.st_mode):04o}), "
+        f"and this is user {os.geteuid()}, group {os.getegid()}"
+    )
+
+
+def _may(path: Path, access: int) -> bool:
+    return os.access(path, access, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _denied(path: Path, access: int) -> str:
+    status = os.lstat(path)
+    is_read_only = access & os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
+    why = "its file system is read-only" if is_read_only else whose(status)
+    return f"{path} cannot be {_WORDS[access]}: {why}"

@@ -1,0 +1,139 @@
+"""Files that a shipper may not use: it says whose they are, and never advises to give up a state for that."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper
+from tests.e2e.files import where_permissions_hold
+
+SOMEBODY = 65534
+STATE_FILES = ("state.db", "state.db-wal", "state.db-shm", "lock", "spool")
+
+
+@pytest.fixture
+def used(shipper: Shipper, sample: Sample) -> Path:
+    """A file of which a part was shipped; returns it."""
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    assert shipper.backfill(file).returncode == 0
+    return file
+
+
+@pytest.mark.parametrize("name", ["", *STATE_FILES])
+def test_a_state_that_belongs_to_somebody_else_is_not_to_be_moved_away(
+    name: str, shipper: Shipper, service: Service, sample: Sample, used: Path
+):
+    """Moved away, all of it would be read and sent again, only because of a mode."""
+    place = shipper.state / name
+    if name.endswith(("-wal", "-shm")):
+        place.touch()
+    (shipper.state / "spool").mkdir(exist_ok=True)
+    kept = (shipper.state / "state.db").read_bytes()
+    mode = 0o700 if place.is_dir() else 0o600
+    place.chmod(mode)
+    os.chown(place, SOMEBODY, SOMEBODY)
+    for command in (["pipe"], ["backfill", used], ["status"], ["dead-letters", "list"]):
+        result = shipper.run(*command, prefix=where_permissions_hold(), check=False)
+        said = result.stdout + result.stderr
+        assert "move" not in said
+        assert "sent again" not in said
+        is_needed = name not in {"lock", "spool"} or command[0] in {"pipe", "backfill"}
+        if is_needed:
+            assert result.returncode in {1, 2}, (command, result)
+            assert f"it belongs to user {SOMEBODY}, group {SOMEBODY} (mode {mode:04o})" in said, (command, said)
+            assert "this is user 0" in said
+            assert str(place) in said
+    os.chown(place, 0, 0)
+    assert (shipper.state / "state.db").read_bytes() == kept
+    with used.open("ab") as out:
+        out.writelines(sample.lines[10:20])
+    assert shipper.backfill(used).counts() == (10, 10, 0, 0, 0), "it goes on where it was"
+
+
+def test_a_history_of_reports_that_belongs_to_somebody_else_is_not_to_be_moved_away(shipper: Shipper):
+    shipper.state.mkdir(mode=0o700)
+    place = shipper.state / "reports.db"
+    place.touch(mode=0o600)
+    os.chown(place, SOMEBODY, SOMEBODY)
+    result = shipper.run("report", "history", "1001", prefix=where_permissions_hold(), check=False)
+    assert result.returncode in {1, 2}
+    assert "move" not in result.stderr
+    assert f"{place} cannot be read and written: it belongs to user {SOMEBODY}" in result.stderr
+
+
+def test_a_folder_in_which_no_state_can_be_made_is_named_with_its_owner(shipper: Shipper, sample: Sample):
+    above = shipper.folder / "above"
+    above.mkdir(mode=0o755)
+    os.chown(above, SOMEBODY, SOMEBODY)
+    settings = {"state.directory": above / "deep" / "state"}
+    result = shipper.run("pipe", prefix=where_permissions_hold(), settings=settings, check=False)
+    assert result.returncode == 2
+    assert "state.directory" in result.stderr
+    assert f"{above} cannot be written: it belongs to user {SOMEBODY}, group {SOMEBODY} (mode 0755)" in result.stderr
+    assert list(above.iterdir()) == []
+
+
+def test_a_folder_above_the_state_that_cannot_be_entered_is_named(shipper: Shipper, used: Path):
+    above = shipper.folder / "above"
+    above.mkdir()
+    shipper.state.rename(above / "state")
+    above.chmod(0)
+    settings = {"state.directory": above / "state"}
+    for command in (["pipe"], ["status"], ["dead-letters", "list"]):
+        result = shipper.run(*command, prefix=where_permissions_hold(), settings=settings, check=False)
+        assert result.returncode in {1, 2}, (command, result)
+        assert f"{above} cannot be entered: it belongs to user 0, group 0 (mode 0000)" in result.stderr, command
+        assert "no state yet" not in result.stdout
+
+
+# A configuration that is wrong ------------------------------------------------------------------------------------
+
+UNSET = '{env="NOT_SET"}'
+NO_TOKEN = {"intake.token": UNSET}
+NO_REPORT = {"report.base_url": "http://127.0.0.1:9", "report.subscription_key": "k", "report.token": UNSET}
+PERIOD = ["1001", "2026-01-01", "2026-01-02"]
+FOREIGN = "198.51.100.1:9"  # an address that this machine does not have
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [
+        (["backfill", "events.ndjson"], NO_TOKEN),
+        (["backfill", "events.ndjson"], {"intake.token": '{file="/nowhere/token"}'}),
+        (["backfill", "events.ndjson"], {"intake.base_url": "https://127.0.0.1:9", "intake.ca_bundle": "/nowhere"}),
+        (["backfill", "events.ndjson", "--workers", "2"], NO_TOKEN),
+        (["backfill", "events.ndjson", "--listen", FOREIGN], {}),
+        (["pipe"], {"intake.subscription_key": UNSET}),
+        (["pipe", "--listen", FOREIGN], {}),
+        (["run"], {"input.include": '["*.ndjson"]', "admin.listen": FOREIGN}),
+        (["run"], {"input.include": '["*.ndjson"]', **NO_TOKEN}),
+        (["dead-letters", "replay"], NO_TOKEN),
+        (["report", *PERIOD], NO_REPORT),
+        (["report", "fetch", *PERIOD], NO_REPORT),
+        (["report", "watch", "--once", *PERIOD], NO_REPORT),
+        (["reconcile", *PERIOD], NO_REPORT),
+    ],
+)
+def test_a_command_that_fails_on_its_configuration_creates_nothing(
+    command: list[str], settings: dict[str, str], shipper: Shipper, sample: Sample
+):
+    (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    base = {"intake.base_url": shipper.target.base_url, **settings, "state.directory": shipper.folder / "a/b/state"}
+    before = sorted(shipper.folder.iterdir())
+    result = shipper.run(*command, settings=base, check=False)
+    assert result.returncode == 2, result
+    assert sorted(shipper.folder.iterdir()) == before
+
+
+def test_a_state_that_was_there_stays_when_the_configuration_is_wrong(shipper: Shipper, used: Path):
+    for directory in (shipper.state, shipper.folder / "empty"):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        result = shipper.run("backfill", used, settings={"state.directory": directory, "intake.token": '{env="NO"}'})
+        assert result.returncode == 2
+        assert directory.exists()
+    assert shipper.read_state().accepted == 10
