@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -405,7 +406,7 @@ class Settings(Section, frozen=True):
 
 def load_settings(
     *,
-    config_path: Path | None,
+    config_path: str | PathLike[str] | None,
     environ: Mapping[str, str],
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
@@ -427,7 +428,7 @@ def load_settings(
 
 def load_written(
     *,
-    config_path: Path | None,
+    config_path: str | PathLike[str] | None,
     environ: Mapping[str, str],
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,

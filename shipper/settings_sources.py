@@ -14,6 +14,7 @@ import math
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -44,7 +45,7 @@ class Written(NamedTuple):
 def read_written(
     root: type[Struct],
     *,
-    config_path: Path | None,
+    config_path: str | PathLike[str] | None,
     environ: Mapping[str, str],
     overrides: Sequence[str],
     flags: Mapping[str, Any],
@@ -85,9 +86,11 @@ def read_written(
     return written
 
 
-def _file_entries(config_path: Path | None, environ: Mapping[str, str]) -> list[tuple[tuple[str, ...], Written]]:
-    named = config_path or (Path(environ["SHIPPER_CONFIG"]) if environ.get("SHIPPER_CONFIG") else None)
-    for path in [named] if named else USUAL_FILES:
+def _file_entries(
+    config_path: str | PathLike[str] | None, environ: Mapping[str, str]
+) -> list[tuple[tuple[str, ...], Written]]:
+    named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+    for path in [Path(named)] if named is not None else USUAL_FILES:
         try:
             text = path.read_text("utf-8-sig")
             tables = tomllib.loads(text)

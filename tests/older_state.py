@@ -2,7 +2,13 @@
 
 from typing import Final
 
-BACK_TO_4: Final = """
+BACK_TO_5: Final = """
+DROP TABLE log_chain;
+DROP TABLE expiry;
+PRAGMA user_version = 5;
+"""
+BACK_TO_4: Final = f"""
+{BACK_TO_5}
 ALTER TABLE streams DROP COLUMN settled_until;
 DROP TRIGGER letter_kept;
 DROP TRIGGER letter_gone;

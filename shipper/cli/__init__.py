@@ -11,11 +11,13 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 from contextlib import suppress
 from types import ModuleType
 from typing import Final, NoReturn, TextIO, cast
 
+from shipper.cli.signals import note_signals
 from shipper.errors import ShipperError, first_of
 
 # New objects between two collections: more than a start makes. What is imported is no garbage, nor is what flows: both
@@ -80,6 +82,14 @@ def load_http_client() -> None:
 
 def main() -> NoReturn:
     """Run the command line and end the process with one of the documented exit codes."""
+    note_signals()
+    try:
+        _run()
+    except KeyboardInterrupt:  # while a command was loaded that has nothing to tidy up
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run() -> NoReturn:
     prepare_process()
     from shipper.cli.app import command_line
     from shipper.cli.common import reader_may_leave, say

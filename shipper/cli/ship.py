@@ -34,6 +34,7 @@ from shipper.cli.common import (
     settings_reader,
     several,
 )
+from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
 from shipper.telemetry.logs import is_json, set_level
@@ -334,12 +335,12 @@ def ship(
                 reloading=reloading,
                 workers=Workers(workers, (sys.executable, "-m", "shipper.cli.worker")) if workers > 1 else None,
             )
-            numbers = [signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if reload else [])]
+            numbers = [*STOP_SIGNALS, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:
                 side.start_soon(shown.file.keep_written)
                 if sys.stderr.isatty() and isinstance(main, FilesOnce):
                     side.start_soon(_draw_progress, main, pipeline, shown.board)
-                summary = await pipeline.run(anyio.open_signal_receiver(*numbers))
+                summary = await pipeline.run(received_signals(*numbers))
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons
 

@@ -46,6 +46,7 @@ Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
 _STUCK_LOOK_S: Final = 0.05
+_LAST_SAVE_LIMIT_S: Final = 30.0  # a disk that takes longer does not answer any more
 _READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 
 
@@ -168,7 +169,6 @@ class Pipeline:
         started_at = anyio.current_time()
         self._middle.open()
         observer = self._observer()
-        await self._saver.expire()
         try:
             with self._drain:
                 async with anyio.create_task_group() as side:
@@ -176,6 +176,7 @@ class Pipeline:
                         await side.start(self._heed, signals, side)
                     side.start_soon(self._read_until_idle)
                     side.start_soon(self._saver.run)
+                    side.start_soon(self._saver.keep_expiring)
                     side.start_soon(observer.run)
                     chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
                     # One end stays here: if the middle fails, its error ends the reading, and no broken stream.
@@ -193,6 +194,7 @@ class Pipeline:
         finally:
             self._phase = "stopped"
             try:
+                self._saver.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
                 await self._saver.save()  # shields itself
             finally:
                 observer.end("failed" if sys.exception() else self._outcome())
@@ -258,6 +260,7 @@ class Pipeline:
         self._phase = "draining"
         self._stopped_at = anyio.current_time()
         self._drain.deadline = self._stopped_at + limit_s
+        self._saver.end_by(self._drain.deadline + _LAST_SAVE_LIMIT_S)
         self.hurry()
         self._draining.set()
         if delivery.drain == "input":
@@ -270,6 +273,7 @@ class Pipeline:
     def abort(self, *, cause: str) -> None:
         """End at once; what is settled is saved, the rest stays pending."""
         log.warning("drain_aborted", cause=cause)
+        self._saver.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
         self._drain.cancel()
 
     async def _heed(self, signals: Signals, side: TaskGroup, *, task_status: anyio.abc.TaskStatus[None]) -> None:

@@ -12,7 +12,7 @@ import structlog
 from anyio.to_thread import run_sync
 
 from shipper.config import StateSettings
-from shipper.errors import DeliveryGaveUpError, StateUnwritableError
+from shipper.errors import DeliveryGaveUpError, StateError, StateUnwritableError
 from shipper.records import Checkpoint, Totals
 from shipper.state.acks import Acks
 from shipper.state.store import Saved
@@ -29,7 +29,7 @@ class Keeper(Protocol):
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
 
-    def expire(self, before_s: float) -> int: ...
+    def expire(self, before_s: float, now_s: float) -> int: ...
 
 
 class Obstacle(NamedTuple):
@@ -81,7 +81,9 @@ class Saver:
         # Of its own: the threads of an application may all be waiting for what a save makes room for.
         self._threads = anyio.CapacityLimiter(1)
         self._unsaved: list[Checkpoint] = []
-        self._expires_at = -math.inf
+        self._ends_at = math.inf
+        self._saving = anyio.CancelScope()
+        self._is_stuck = False
         self.obstacle = Obstacle()
         self.full_since: float | None = None
         self.commits = 0
@@ -125,19 +127,33 @@ class Saver:
             with anyio.move_on_after(pause_s if self.full_since is None else max(pause_s, _LEAST_PAUSE_S)):
                 await self._asked.wait()
             self._asked = anyio.Event()
-            await self.expire()
             await self.save()
             self._lose_patience()
 
+    def end_by(self, deadline: float) -> None:
+        """Wait no longer than that for a save, on the event loop's clock: a stop does not hang on a disk that does."""
+        self._ends_at = self._saving.deadline = deadline
+
     async def save(self) -> None:
-        """Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for."""
+        """
+        Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for.
+
+        Raises:
+            StateError: The state store cannot be written, or does not come to an end with it in time.
+        """
         self._unsaved += self._acks.take()
-        if not self._unsaved:
+        if not self._unsaved or self._is_stuck:  # what is stuck may be saved yet: twice would count twice
             return
-        with anyio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True, deadline=self._ends_at) as self._saving:
             # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
             try:
-                saved = await run_sync(self._store.save, self._unsaved, self._wall_time(), limiter=self._threads)
+                saved = await run_sync(
+                    self._store.save,
+                    self._unsaved,
+                    self._wall_time(),
+                    limiter=self._threads,
+                    abandon_on_cancel=True,  # only the shield's own deadline comes here
+                )
             except StateUnwritableError as error:
                 self._note_room(Obstacle("state_unwritable", str(error)))
                 return
@@ -149,6 +165,12 @@ class Saver:
             self._note_room(Obstacle("dead_letters_full" if saved.why else "", saved.why))
             if saved.done:
                 await self._on_saved()
+        if self._saving.cancelled_caught:
+            self._is_stuck = True
+            raise StateError(
+                "the state could not be saved before the end: its disk does not answer. What was not saved is sent "
+                "again at the next start, with the same EventIds"
+            )
 
     def _note_room(self, obstacle: Obstacle) -> None:
         """Begin or end a pause because what is settled cannot be saved; told once each."""
@@ -169,15 +191,22 @@ class Saver:
             return
         raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.obstacle.message}")
 
-    async def expire(self) -> None:
-        """Remove the dead letters that are past their retention: at the first call, then once an hour."""
+    async def keep_expiring(self) -> None:
+        """
+        Remove the dead letters that are past their retention, now and once an hour, until this is cancelled.
+
+        Each transaction removes a few and waits its turn, so that saves go on between them.
+        """
         days = self._settings.dead_letter_retention_days
-        if not days or anyio.current_time() < self._expires_at:
-            return
-        self._expires_at = anyio.current_time() + _EXPIRY_INTERVAL_S
-        expired = 0
-        with suppress(StateUnwritableError):  # the next save tells
-            before_s = self._wall_time() - days * _DAY_S
-            expired = await run_sync(self._store.expire, before_s, limiter=self._threads)
-        if expired:
-            log.info("dead_letters_expired", count=expired, retention_days=days)
+        while days:
+            expired = 0
+            with suppress(StateUnwritableError):  # the next save tells
+                while count := await self._expire_some(days):
+                    expired += count
+            if expired:
+                log.info("dead_letters_expired", count=expired, retention_days=days)
+            await anyio.sleep(_EXPIRY_INTERVAL_S)
+
+    async def _expire_some(self, days: float) -> int:
+        now_s = self._wall_time()
+        return await run_sync(self._store.expire, now_s - days * _DAY_S, now_s, limiter=self._threads)

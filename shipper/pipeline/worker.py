@@ -163,5 +163,5 @@ class _Reports:
             raise StateError("the process that gives the work has gone") from None
         return Saved(done=done, waiting=[], why="")
 
-    def expire(self, before_s: float) -> int:
+    def expire(self, before_s: float, now_s: float) -> int:
         return 0

@@ -30,6 +30,20 @@ class Found(NamedTuple):
         return Path(self.name)
 
 
+class Watched(NamedTuple):
+    """
+    Which folders to watch for changes.
+
+    Attributes:
+        is_deep: With all that is below them.
+        left_out: Those in which a name is not UTF-8, which would end the watch of all.
+    """
+
+    folders: list[Path]
+    is_deep: bool
+    left_out: list[Path]
+
+
 class Patterns:
     """
     Names, globs (`**` goes down) and folders.
@@ -66,14 +80,28 @@ class Patterns:
                 if not stat.S_ISDIR(status.st_mode) and not own.has(found):
                     yield found
 
-    def folders(self) -> dict[Path, bool]:
-        """Tell which folders to watch for changes, and whether with all that is below them."""
+    def watched(self) -> Watched:
+        """Choose the folders to watch for changes. Blocks."""
         folders: dict[Path, bool] = {}
         for pattern in self.include:
             folder = fixed_folder(pattern)
             if os.path.isdir(folder):
                 folders[folder] = folders.get(folder, False) or "**" in pattern or folder == Path(pattern)
-        return folders
+        watched: list[Path] = []
+        left_out: list[Path] = []
+        for top, is_deep in folders.items():
+            for name, below, files in os.walk(top):
+                is_text = all(map(_is_text, (name, *below, *files)))
+                (watched if is_text else left_out).append(Path(name))
+                if not is_deep:
+                    break
+        if left_out:
+            return Watched(watched, False, left_out)
+        return Watched(list(folders), any(folders.values()), [])
+
+
+def _is_text(name: str) -> bool:
+    return name.isascii() or name.encode("utf-8", "replace").decode() == name
 
 
 class _Own:

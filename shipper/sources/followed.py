@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -16,7 +15,7 @@ from anyio.to_thread import run_sync
 from shipper.config import InputSettings
 from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Backlog, Chunk
-from shipper.sources.discovery import Patterns
+from shipper.sources.discovery import Patterns, Watched
 from shipper.sources.follow import Follower
 
 if TYPE_CHECKING:
@@ -153,33 +152,48 @@ class FilesFollowed:
 
     async def _watch(self, stop: anyio.Event) -> None:
         """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
-        folders = self._patterns.folders()
-        if not folders:
-            return
-        try:
-            with _watcher(folders) as watcher:
-                while not stop.is_set():
-                    is_quiet = anyio.current_time() >= self._quiet_at
-                    step_ms = _QUIET_STEP_MS if is_quiet else _STEP_MS
-                    wait = partial(watcher.watch, _DEBOUNCE_MS, step_ms, _WATCH_MS, stop)
-                    changed = await run_sync(wait)
-                    if isinstance(changed, set):
-                        self._quiet_at = anyio.current_time() + _QUIET_AFTER_S
-                        self._touched.update(path for _, path in changed)
-                        self._wake.set()
-        except Exception as error:  # whatever the watcher has to say, the poll goes on
-            log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
+        before: Watched | None = None
+        while True:
+            watched = await run_sync(self._patterns.watched)
+            if watched.left_out and (before is None or watched.left_out != before.left_out):
+                log.warning(
+                    "watch_unavailable",
+                    folders=[os.fsencode(folder).decode(errors="backslashreplace") for folder in watched.left_out],
+                    error="a name in there is not UTF-8",
+                    poll_interval_seconds=self._poll_interval_s,
+                )
+            if not watched.folders:
+                return
+            try:
+                await self._listen(watched, stop)
+                return
+            except Exception as error:  # whatever the watcher has to say, the poll goes on
+                if watched == before:
+                    log.warning("watch_unavailable", error=str(error), poll_interval_seconds=self._poll_interval_s)
+                    return
+            before = watched  # a name may have come that it cannot read: once more, without that folder
+
+    async def _listen(self, watched: Watched, stop: anyio.Event) -> None:
+        with _watcher(watched) as watcher:
+            while not stop.is_set():
+                is_quiet = anyio.current_time() >= self._quiet_at
+                step_ms = _QUIET_STEP_MS if is_quiet else _STEP_MS
+                changed = await run_sync(partial(watcher.watch, _DEBOUNCE_MS, step_ms, _WATCH_MS, stop))
+                if isinstance(changed, set):
+                    self._quiet_at = anyio.current_time() + _QUIET_AFTER_S
+                    self._touched.update(path for _, path in changed)
+                    self._wake.set()
 
 
-def _watcher(folders: Mapping[Path, bool]) -> RustNotify:
+def _watcher(watched: Watched) -> RustNotify:
     """Make what waits for changes in folders, and in those below them if one is to be watched so."""
     from watchfiles._rust_notify import RustNotify  # its `awatch` looks for changes as often at rest as at work
 
     return RustNotify(
-        [str(folder) for folder in folders],
+        [str(folder) for folder in watched.folders],
         debug=False,
         force_polling=False,
         poll_delay_ms=int(_WATCH_MS),
-        recursive=any(folders.values()),
+        recursive=watched.is_deep,
         ignore_permission_denied=True,
     )

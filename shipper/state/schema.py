@@ -18,7 +18,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
-SCHEMA_VERSION: Final = 5
+SCHEMA_VERSION: Final = 6
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -84,6 +84,19 @@ CREATE TABLE ledger (
     PRIMARY KEY (hour, brand_id, affiliate_id, media)
 ) STRICT, WITHOUT ROWID;
 """
+_ONCE: Final = """
+CREATE TABLE log_chain ( -- which write-ahead log belongs to this file: see `log_belongs`
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    token BLOB NOT NULL, -- drawn by the first transaction of each log
+    previous BLOB NOT NULL
+) STRICT;
+INSERT INTO log_chain VALUES (1, x'', x'');
+CREATE TABLE expiry ( -- what a look at the dead letters found past its retention, and when
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    looked_at REAL NOT NULL,
+    up_to_id INTEGER NOT NULL
+) STRICT;
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -121,6 +134,7 @@ INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_str
 {_COUNTS}
 {_INPUTS}
 {_LEDGER}
+{_ONCE}
 """
 _FROM_1: Final = f"""
 ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
@@ -144,6 +158,7 @@ ALTER TABLE streams ADD COLUMN is_rotated INTEGER NOT NULL DEFAULT 0;
 _FROM_4: Final = f"""
 ALTER TABLE streams ADD COLUMN settled_until REAL;
 {_COUNTS}
+{_ONCE}
 """
 _STEPS: Final = {
     0: _SCHEMA,
@@ -151,6 +166,7 @@ _STEPS: Final = {
     2: _FROM_2 + _LEDGER + _FROM_4,
     3: _LEDGER + _FROM_4,
     4: _FROM_4,
+    5: _ONCE,
 }  # by the version that is there
 
 
@@ -279,14 +295,67 @@ def is_outdated(directory: Path) -> bool:
             return _has_tables(db) and not is_current(db)
 
 
-def _open_read_only(path: Path) -> sqlite3.Connection | None:
+def _open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
     if path.is_symlink():
         raise sqlite3.DatabaseError("it is a symbolic link")
     try:
         path.stat()
     except FileNotFoundError:
         return None
-    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True, check_same_thread=False)
+    return sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro{options}", uri=True, check_same_thread=False)
+
+
+def log_bytes(path: Path) -> int:
+    """Return the size of the write-ahead log of a database."""
+    try:
+        return log_path(path).stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def log_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}-wal")
+
+
+def chain_log(db: sqlite3.Connection) -> None:
+    """Begin a log, within its first transaction: draw its token, and name the log that was merged before."""
+    db.execute("UPDATE log_chain SET previous = token, token = randomblob(16)")
+
+
+def log_belongs(path: Path) -> bool:
+    """
+    Return whether a database and its write-ahead log are of one making.
+
+    SQLite applies any log that is whole in itself. But the file by itself, without its log, has to hold all of the log
+    before this one: its token is that one's or, once a part of this log was merged, this one's. A file or a log that
+    was put back alone has another one.
+    """
+    if not log_bytes(path):
+        return True
+    db = _open_read_only(path)
+    if db is None:
+        return False  # the log of a file that is gone
+    with closing(db):
+        try:
+            chain = db.execute("SELECT token, previous FROM log_chain").fetchone()
+        except sqlite3.OperationalError:
+            return not _has_table(db)  # of an earlier version, or being made
+        try:
+            return _token_without_log(path) in chain
+        except sqlite3.DatabaseError:  # a crash came while the log was merged
+            return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+
+
+def _token_without_log(path: Path) -> bytes:
+    db = _open_read_only(path, "&immutable=1")
+    assert db is not None
+    with closing(db):
+        row = db.execute("SELECT token FROM log_chain").fetchone() if _has_table(db) else None
+        return bytes(row[0]) if row else b""
+
+
+def _has_table(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'log_chain'").fetchone()[0])
 
 
 def _has_tables(db: sqlite3.Connection) -> bool:

@@ -20,16 +20,20 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Checkpoint, Rejection, Totals
 from shipper.state import ledger
 from shipper.state.directory import locked_directory
-from shipper.state.letters import Letters, Selection
+from shipper.state.letters import Letters
 from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
     all_or_nothing,
     bring_up_to_date,
+    chain_log,
     consumer_id_of,
     is_current,
     is_outdated,
+    log_belongs,
+    log_bytes,
+    log_path,
     open_for_reading,
     understood,
 )
@@ -44,9 +48,11 @@ _FOR_NOW: Final = {
     sqlite3.SQLITE_BUSY,
 }
 _MESSAGE_BYTES: Final = 4096
-_LOG_PAGES: Final = 256
+_LOG_BYTES: Final = 1 << 20
 _BUSY_LIMIT_S: Final = 30.0
 _DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
+_DELETED_BYTES: Final = 1 << 22
+_BETWEEN_LOOKS_S: Final = 86_400.0  # before what is past its retention goes
 
 
 class Saved(NamedTuple):
@@ -88,6 +94,7 @@ class Store:
         self._lock = threading.Lock()
         if (other := open_for_reading(directory)) is not None:
             other.close()  # a foreign database is left as it is, with its log; opened for writing, it would be emptied
+        self._check_log()
         with understood(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -104,20 +111,53 @@ class Store:
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
-        # The log takes room that the spool has to leave on the disk.
-        self._db.execute(f"PRAGMA wal_autocheckpoint = {_LOG_PAGES}")
+        self._db.execute("PRAGMA wal_autocheckpoint = 0")  # `_transaction` does it
         # A spool segment is deleted after the commit that settles it, so the commit must be on disk by then.
         self._db.execute("PRAGMA synchronous = FULL")
         # A dead letter is somebody's data: when it goes, its bytes go, too.
         self._db.execute("PRAGMA secure_delete = ON")
         if not is_ready:
             bring_up_to_date(self._db)
+            self._empty_log()
+
+    def _check_log(self) -> None:
+        """
+        Raise if the database and its log do not belong together.
+
+        Raises:
+            StateError: They do not. Both are left as they are.
+        """
+        with understood(self._path):
+            # More than once: beside a running shipper, its log may be merged between two looks.
+            if any(log_belongs(self._path) for _ in range(3)):
+                return
+        raise StateError(
+            f"{self._path} and {log_path(self._path)} do not belong together: one of them was put back or copied "
+            "without the other. Both were left as they were. Put back both as of one moment; or move the log away to "
+            "go on with the database alone: what was saved since then is sent again with the same EventIds"
+        )
 
     def _empty_log(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
+    def _bound_log(self) -> None:
+        """Merge a log that has grown, without waiting for readers: it takes room that the spool leaves on the disk."""
+        if log_bytes(self._path) >= _LOG_BYTES:
+            self._db.execute("PRAGMA busy_timeout = 0")
+            try:
+                self._empty_log()
+            except sqlite3.Error:
+                pass  # what was committed stands; the next transaction tries again
+            finally:
+                self._db.execute(f"PRAGMA busy_timeout = {_BUSY_LIMIT_S * 1000:.0f}")
+
     def close(self) -> None:
-        self._db.close()
+        """Close the database, unless a thread is stuck in a transaction: then that ends with the process."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._db.close()
+            finally:
+                self._lock.release()
 
     def totals(self) -> Totals:
         """Read what became of all records before the checkpoints."""
@@ -137,8 +177,12 @@ class Store:
             StateError: It cannot be written for another reason.
         """
         try:
-            with self._lock, all_or_nothing(self._db):
-                yield
+            with self._lock:
+                with all_or_nothing(self._db):
+                    if not log_bytes(self._path):
+                        chain_log(self._db)
+                    yield
+                self._bound_log()
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             raise (StateUnwritableError if code in _FOR_NOW else StateError)(
@@ -291,10 +335,48 @@ class Store:
             self._empty_log()
         return purged
 
-    def expire(self, before_s: float) -> int:
-        """Purge the dead letters that were first refused before an instant, and tell how many; errors as `purge`."""
-        expired = self.letters.ids(Selection(before_s=before_s))
-        return self.purge(expired) if expired else 0
+    def expire(self, before_s: float, now_s: float) -> int:
+        """
+        Purge a few of the dead letters that were first refused before an instant.
+
+        A letter goes if a look a day ago found it past its retention, too: a clock that has jumped purges nothing.
+
+        Args:
+            now_s: Seconds since the epoch.
+        Returns:
+            How many; 0 = there is nothing more to do for now. Errors as `purge`.
+        """
+        with self._transaction():
+            looked_at, up_to_id = self._db.execute("SELECT looked_at, up_to_id FROM expiry").fetchone() or (None, 0)
+            if looked_at is not None and looked_at <= now_s < looked_at + _BETWEEN_LOOKS_S:
+                return 0
+            if looked_at is not None and now_s >= looked_at and (ids := self._expired(before_s, up_to_id)):
+                purged = self._delete(ids)
+                self._count(purged=purged)
+                return purged
+            first_kept = self._db.execute(
+                "SELECT id FROM dead_letters WHERE first_at >= ? ORDER BY id LIMIT 1", (before_s,)
+            ).fetchone()
+            (last_id,) = self._db.execute("SELECT max(id) FROM dead_letters").fetchone()
+            up_to_id = first_kept[0] - 1 if first_kept else last_id or 0
+            self._db.execute("REPLACE INTO expiry VALUES (1, ?, ?)", (now_s, up_to_id))
+        with understood(self._path):
+            self._empty_log()
+        return 0
+
+    def _expired(self, before_s: float, up_to_id: int) -> list[int]:
+        """Name the oldest letters that are past their retention, a few and not too many bytes."""
+        ids: list[int] = []
+        size = 0
+        for letter_id, letter_bytes in self._db.execute(
+            f"SELECT id, {LETTER_BYTES} FROM dead_letters WHERE id <= ? AND first_at < ? ORDER BY id LIMIT ?",
+            (up_to_id, before_s, _DELETED_TOGETHER),
+        ):
+            if ids and size + letter_bytes > _DELETED_BYTES:
+                break
+            ids.append(letter_id)
+            size += letter_bytes
+        return ids
 
     def scrub(self) -> None:
         """

@@ -76,10 +76,11 @@ def small_disk(path: Path, size_bytes: int) -> Iterator[SmallDisk]:
 
 @contextmanager
 def no_room_for_state(running: Running, disk: SmallDisk) -> Iterator[None]:
-    """The disk is full."""
+    """The disk is full, but for the room of the log and its index, which a process that ends merges."""
     disk.fill()
+    log_bytes = sum(path.stat().st_blocks * 512 for path in disk.path.rglob("state.db-*"))
     yield
-    assert disk.free_bytes == 0, "there was room again before the end of the case"
+    assert disk.free_bytes <= log_bytes, "there was room again before the end of the case"
     disk.free()
 
 

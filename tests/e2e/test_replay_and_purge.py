@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +176,7 @@ def test_a_run_at_its_quota_waits_and_goes_on_by_itself(shipper: Shipper, servic
     service.assert_holds_exactly(sample.ids[:50])
 
 
-def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_expire_at_the_next_start(
+def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_expire_when_a_day_has_passed(
     shipper: Shipper, service: Service, sample: Sample
 ):
     file = shipper.folder / "events.ndjson"
@@ -189,10 +191,21 @@ def test_a_run_that_finds_no_room_gives_up_and_the_next_one_goes_on_and_letters_
     service.assert_holds_exactly(sample.ids[:50])
     assert len(shipper.read_state().dead_letters) == 3
 
-    result = shipper.pipe(sample.lines[50], settings={"state.dead_letter_retention_days": 1e-9})
-    assert result.counts() == (1, 1, 0, 0, 0)
+    for number, is_day_later in ((50, False), (51, False), (52, True)):
+        if is_day_later:
+            with closing(sqlite3.connect(shipper.state / "state.db")) as db, db:
+                assert db.execute("UPDATE expiry SET looked_at = looked_at - 86400").rowcount == 1
+        settings = {"state.dead_letter_retention_days": 1e-9}
+        running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+        if is_day_later:
+            running.wait_for("dead_letters_expired")
+        running.stdin.write(sample.lines[number])
+        running.stdin.close()
+        result = running.finish()
+        assert result.counts() == (1, 1, 0, 0, 0)
+        assert len(shipper.read_state().dead_letters) == (0 if is_day_later else 3)
     assert '"count":3' in result.stderr
-    assert (shipper.read_state().purged, shipper.read_state().dead_letters) == (3, ())
+    assert shipper.read_state().purged == 3
 
 
 def test_a_stop_at_the_quota_leaves_the_rest_of_a_pipe_to_the_next_start(

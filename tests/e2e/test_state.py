@@ -101,6 +101,47 @@ def assert_refused(shipper: Shipper, service: Service, *arguments: str | Path, *
     assert service.counts()["requests"] == 0, "it began from the start by itself"
 
 
+def test_a_database_and_a_log_that_do_not_belong_together_are_refused(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """As when one of the two is put back from a copy: what SQLite makes of them is neither state."""
+    database, log = shipper.state / "state.db", shipper.state / "state.db-wal"
+
+    def put_back(data: bytes, log_data: bytes) -> None:
+        database.write_bytes(data)
+        log.write_bytes(log_data)
+        (shipper.state / "state.db-shm").unlink(missing_ok=True)
+
+    copies: list[tuple[bytes, bytes]] = []
+    for number in range(3):
+        running = shipper.start("pipe", settings=QUICK, stdin=subprocess.PIPE)
+        running.stdin.write(b"".join(sample.lines[number * 1000 : number * 1000 + 1000]))
+        running.stdin.flush()
+        read = (number + 1) * 1000
+        running.wait_until(lambda read=read: shipper.read_state().read == read, "it is saved")
+        running.kill()
+        copies.append((database.read_bytes(), log.read_bytes()))
+        assert copies[-1][1], "nothing stands in the log alone"
+    (old, old_log), _, (new, new_log) = copies
+    assert old != new
+    sent = service.counts()["requests"]
+    for pair in ((old, new_log), (new, old_log)):
+        put_back(*pair)
+        before = state_snapshot(shipper)
+        result = shipper.run("pipe", check=False)
+        assert (result.returncode, result.stdout) == (1, ""), result.stderr
+        assert f"{database} and {log} do not belong together" in result.stderr
+        assert "move the log away" in result.stderr
+        assert state_snapshot(shipper) == before
+        assert service.counts()["requests"] == sent
+    put_back(old, b"")  # as the message says
+    assert shipper.pipe(sample.lines[3000]).returncode == 0
+    for pair, read in ((copies[0], 1000), (copies[2], 3000)):  # and both of one moment are what they were
+        put_back(*pair)
+        assert shipper.pipe(sample.lines[3000]).returncode == 0
+        assert shipper.read_state().read == read + 1
+
+
 def _half(path: Path) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -182,7 +223,7 @@ def test_what_only_looks_at_a_broken_state_store_refuses_it_too(shipper: Shipper
         "half": good[: len(good) // 2],
         "zeros": bytes(len(good)),
         "another version": good[:60] + b"\xff" + good[61:],
-        "no table of ours": good[:600] + b"\xff" + good[601:],
+        "no page of tables": good[:100] + b"\xff" + good[101:],
     }
     for spoiled in broken.values():
         used_state.write_bytes(spoiled)

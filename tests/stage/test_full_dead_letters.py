@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -271,27 +272,52 @@ async def test_what_was_left_behind_a_full_store_is_not_passed_when_room_comes_l
     assert source.checkpoints() == {1: settled}
 
 
-async def test_expired_letters_go_at_the_start_and_then_every_hour(
-    make: Any, store: Store, logs: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold_nothing_back(
+    make: Any, store: Store, logs: list[Any], monkeypatch: pytest.MonkeyPatch
 ):
+    """A save takes its turn between two transactions of the expiry; neither a start nor a stop waits for it."""
     from tests.unit.test_letters import checkpoint, rejection
 
     days = 86_400.0
-    store.save([checkpoint(rejection(), stream_id=7)], NOW_S - 31 * days)
+    store._dead_letter_max_bytes = 1 << 30
+    store.save([checkpoint(*(rejection(number) for number in range(1000)), stream_id=7)], NOW_S - 31 * days)
     store.save([checkpoint(rejection(), stream_id=7, end=200)], NOW_S - 29 * days)
-    monkeypatch.setattr("shipper.pipeline.saver._EXPIRY_INTERVAL_S", 0.1)
-    pipeline = make(Streams([]), retention_days=30, is_one_shot=False)
-    pipeline._source.run = lambda _: anyio.sleep_forever()
-    with anyio.fail_after(10):
+    monkeypatch.setattr("shipper.pipeline.saver._EXPIRY_INTERVAL_S", 0.01)
+    true_expire = store.expire
+    has_started = threading.Event()
+    counts: list[int] = []
+
+    def expire(before_s: float, now_s: float) -> int:
+        assert has_started.wait(10), "the start waits for the expiry"
+        counts.append(true_expire(before_s, now_s))
+        return counts[-1]
+
+    monkeypatch.setattr(store, "expire", expire)
+    pipeline = make(Streams([(1, good(number)) for number in range(50)]), retention_days=30, is_one_shot=False)
+    true_run = pipeline._source.run
+
+    async def run(chunks_tx: Any) -> None:
+        has_started.set()
+        await true_run(chunks_tx)
+        await anyio.sleep_forever()
+
+    pipeline._source.run = run
+    with anyio.fail_after(20):
         async with anyio.create_task_group() as group:
             group.start_soon(pipeline.run)
+            await until(lambda: counts and store.totals().accepted == 50)
+            assert len(store.letters.ids(EVERYTHING)) == 1001, "a day has not passed"
+            pipeline._saver._wall_time = lambda: NOW_S + 1 * days - 1
+            looks = len(counts)
+            await until(lambda: len(counts) > looks + 2)
+            assert len(store.letters.ids(EVERYTHING)) == 1001
+            pipeline._saver._wall_time = lambda: NOW_S + 1 * days + 1
             await until(lambda: told(logs, "dead_letters_expired"))
-            assert store.letters.ids(EVERYTHING) == [2]
-            pipeline._saver._wall_time = lambda: NOW_S + 2 * days
-            await until(lambda: len(told(logs, "dead_letters_expired")) == 2)
+            assert store.letters.ids(EVERYTHING) == [1001]
             group.cancel_scope.cancel()
-    assert [entry["count"] for entry in told(logs, "dead_letters_expired")] == [1, 1]
-    assert store.totals().dead_lettered == 2
+    assert [count for count in counts if count] == [200] * 5, "in several transactions"
+    assert [entry["count"] for entry in told(logs, "dead_letters_expired")] == [1000]
+    assert store.totals().dead_lettered == 1001
 
 
 async def test_letters_are_kept_for_ever_by_default(make: Any, store: Store):

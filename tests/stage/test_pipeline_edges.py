@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,9 @@ import anyio.lowlevel
 import pytest
 
 from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, InputSettings, Settings, StateSettings
+from shipper.errors import StateError, StateUnwritableError
 from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.pipeline import pipeline as pipeline_module
 from shipper.records import Backlog, Chunk, Stream
 from shipper.secrets import LiteralSecret
 from shipper.sources.files import FilesOnce
@@ -210,6 +213,35 @@ async def test_a_run_that_is_cancelled_from_outside_saves_what_was_settled(make:
                 await anyio.lowlevel.checkpoint()
             group.cancel_scope.cancel()
     assert store.totals().accepted == 30
+
+
+async def test_a_stop_does_not_hang_on_a_disk_that_does_not_answer(
+    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """What was not saved is not counted, and nothing tries to save it a second time behind it."""
+    monkeypatch.setattr(pipeline_module, "_LAST_SAVE_LIMIT_S", 0.1)
+    has_begun, answers = threading.Event(), threading.Event()
+    saves: list[int] = []
+
+    def save(*_: Any) -> Any:
+        saves.append(1)
+        has_begun.set()
+        assert answers.wait(20)
+        raise StateUnwritableError("too late")
+
+    monkeypatch.setattr(store, "save", save)
+    pipeline = make(Lines(last=50), [answer(202)] * 5, batch_max_events=10)
+    try:
+        with anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
+            async with anyio.create_task_group() as group:
+                group.start_soon(pipeline.run)
+                while not has_begun.is_set():
+                    await anyio.sleep(0.001)
+                pipeline.abort(cause="a second signal")
+    finally:
+        answers.set()
+    assert caught.group_contains(StateError, match="its disk does not answer")
+    assert len(saves) == 1
 
 
 @each(

@@ -171,6 +171,14 @@ def test_a_named_file_must_exist() -> None:
         load_settings(config_path=Path("gone.toml"), environ={})
 
 
+def test_the_path_of_the_file_may_be_a_text() -> None:
+    Path("named.toml").write_text("[batch]\nmax_events = 3")
+    for path in ("named.toml", Path("named.toml"), os.path.join(os.getcwd(), "named.toml")):
+        assert load_settings(config_path=path, environ={}).batch.max_events == 3
+    with pytest.raises(ConfigError, match=r"gone\.toml: the file does not exist"):
+        load_settings(config_path="gone.toml", environ={})
+
+
 def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
     assert "directory" in refused(environ={"SHIPPER_CONFIG": str(tmp_path)}).message
 

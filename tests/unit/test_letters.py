@@ -294,11 +294,37 @@ def test_purging_what_is_gone_counts_nothing(store: Store, tmp_path: Path):
     assert (store.purge([1, 2]), store.purge([1]), totals(tmp_path)["purged"]) == (1, 0, 1)
 
 
-def test_letters_expire_by_their_first_refusal(store: Store):
+def test_letters_expire_by_their_first_refusal_when_two_looks_a_day_apart_agree(store: Store):
     store.save([checkpoint(rejection())], 100.0)
     store.save([checkpoint(rejection(), end=200)], 200.0)
-    assert (store.expire(100.0), store.expire(150.0), store.expire(150.0)) == (0, 1, 0)
+    day = 86_400.0
+    assert [store.expire(150.0, at) for at in (1000.0, 1000.0 + day - 1)] == [0, 0]
+    assert store.letters.ids(EVERYTHING) == [1, 2], "one look is not enough"
+    assert [store.expire(150.0, 1000.0 + day), store.expire(150.0, 1000.0 + day)] == [1, 0]
     assert store.letters.ids(EVERYTHING) == [2]
+
+
+def test_a_clock_that_jumps_forward_and_is_put_back_expires_no_letter(store: Store):
+    day, now = 86_400.0, 1_000 * 86_400.0
+    store.save([checkpoint(rejection())], now)
+
+    def look(at: float) -> int:
+        return store.expire(at - 30 * day, at)
+
+    assert [look(now + day), look(now + 2 * day)] == [0, 0], "the looks of the right clock"
+    assert [look(now + 400 * day), look(now + 400 * day + 3600)] == [0, 0], "it has jumped"
+    assert [look(now + 3 * day), look(now + 5 * day)] == [0, 0], "it is right again"
+    assert [look(now + 31 * day), look(now + 32 * day)] == [0, 1], "its time has come"
+
+
+def test_letters_expire_a_few_at_a_time(store: Store):
+    store.save([checkpoint(*(rejection(number) for number in range(450)))], 1.0)
+    assert store.expire(2.0, 10.0) == 0
+    assert [store.expire(2.0, 90_000.0) for _ in range(4)] == [200, 200, 50, 0]
+    big = [rejection(number, b"x" * 1_500_000) for number in range(5)]
+    store.save([checkpoint(*big, end=900)], 100_000.0)
+    assert store.expire(200_000.0, 200_000.0) == 0
+    assert [store.expire(200_000.0, 300_000.0) for _ in range(4)] == [2, 2, 1, 0]
 
 
 def test_a_consumer_is_found_by_number_where_it_is_unknown(store: Store):
