@@ -128,9 +128,10 @@ class Shipper:
 
         Args:
             record: The fields by name, or one line of JSON. What is wrong with the fields is found out later, and makes
-                it a dead letter.
+                it a dead letter. Values are those of JSON; a UUID and a datetime are written as text, which for a
+                datetime without a zone is no valid Timestamp.
         Raises:
-            TypeError: It is no record, or has a value that JSON has no word for.
+            TypeError: It is no record, or has a value of another type, such as bytes, Decimal, date or set.
             ValueError: It cannot be written as one line, or is longer than `input.max_record_bytes`.
             SourceError: The block has not begun, or has ended.
             ShipperError: The shipper has failed.

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import chain
+from types import NoneType
 from typing import Final
+from uuid import UUID
 
 import msgspec
+from msgspec import structs
 
 from shipper.wire import ActivityEvent
 
@@ -14,6 +19,8 @@ Record = Mapping[str, object] | ActivityEvent | bytes | str
 
 _BLANKS: Final = b" \t\r\n\0"
 _PIECE_BYTES: Final = 1 << 20
+_PLAIN: Final = frozenset({str, int, float, bool, NoneType})
+_SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two have a text that every reader of JSON knows
 
 
 def line_of(record: Record, max_bytes: int) -> bytes:
@@ -23,7 +30,7 @@ def line_of(record: Record, max_bytes: int) -> bytes:
     Returns:
         With its newline.
     Raises:
-        TypeError: It is no record, or has a value that JSON has no word for.
+        TypeError: It is no record, or has a value that JSON has no form for.
         ValueError: It cannot be written as one line, or is longer than `max_bytes`.
     """
     line = _json(record) if isinstance(record, Mapping | ActivityEvent) else _text(record)
@@ -36,7 +43,9 @@ def line_of(record: Record, max_bytes: int) -> bytes:
 
 def _json(record: Mapping[str, object] | ActivityEvent) -> bytes:
     try:
-        document = record if isinstance(record, dict | ActivityEvent) else dict(record)
+        document = structs.asdict(record) if isinstance(record, ActivityEvent) else dict(record)
+        if not _PLAIN.issuperset(chain(map(type, document.values()), map(type, document))):
+            _check(document)
         line = msgspec.json.encode(document)
         if b"null" in line:  # which is also what a number that JSON does not have is written as
             json.dumps(msgspec.to_builtins(document, str_keys=True), allow_nan=False)
@@ -47,6 +56,28 @@ def _json(record: Mapping[str, object] | ActivityEvent) -> bytes:
     except ValueError:
         raise ValueError("a number of the record is not finite (NaN or infinity), which JSON cannot say") from None
     return line
+
+
+def _check(value: object) -> None:
+    """
+    Raise for a value that JSON has no form for, also where the encoder has one, such as base64 for bytes.
+
+    Raises:
+        TypeError: There is one in it.
+    """
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise TypeError(f"a name in the record is a {type(name).__name__}; the names of JSON are str")
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            _check(each)
+    elif value is not None and not isinstance(value, _SIMPLE):
+        raise TypeError(
+            f"a value of the record is a {type(value).__name__}, which JSON has no form for: give str, int, float, "
+            "bool, None, list, dict, datetime or UUID"
+        )
 
 
 def _text(record: bytes | str) -> bytes:

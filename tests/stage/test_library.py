@@ -10,9 +10,14 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import anyio
 import anyio.from_thread
@@ -36,7 +41,7 @@ from shipper.pipeline import Summary
 from shipper.secrets import LiteralSecret
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
-from shipper.wire import ActivityEvent
+from shipper.wire import ActivityEvent, AmountPair
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Origin, Reply
 from tests.unit.test_codec import event, line
@@ -168,6 +173,22 @@ def test_a_record_may_be_given_in_each_of_its_forms(bench: Bench, run: Run):
     assert bench.spooled() == b""
 
 
+def test_a_uuid_and_a_datetime_are_written_as_their_text(bench: Bench, run: Run):
+    event_id, noon = UUID(record(0)["EventId"]), datetime(2026, 1, 31, 12, 30)
+    zoned = noon.replace(tzinfo=timezone(timedelta(hours=2)))
+
+    async def main() -> None:
+        async with bench.shipper() as shipper:
+            await shipper.send({**record(0), "EventId": event_id, "Timestamp": zoned})
+            await shipper.send({**record(1), "Timestamp": noon})
+        assert counts(shipper) == (2, 1, 1, 0, 0)
+
+    run(main)
+    assert bench.delivered() == [str(event_id)]
+    (letter,) = bench.dead_letters().items()
+    assert (letter[0], json.loads(letter[1])["Timestamp"]) == ("timestamp", "2026-01-31T12:30:00")
+
+
 def test_what_was_sent_stands_in_the_spool_when_send_returns(bench: Bench, run: Run):
     async def main() -> None:
         bench.hold()
@@ -232,6 +253,11 @@ def test_a_record_with_a_wrong_field_is_a_dead_letter_and_no_error(bench: Bench,
     assert b"no JSON at all" in letters.values()
 
 
+@dataclass
+class Point:
+    x: int = 0
+
+
 WITHIN_ITSELF: dict[str, Any] = {}
 WITHIN_ITSELF["x"] = WITHIN_ITSELF
 
@@ -241,7 +267,24 @@ NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "None": (None, TypeError, "a NoneType is no record"),
     "NaN": (float("nan"), TypeError, "a float is no record"),
     "bytearray": (bytearray(line()), TypeError, "a bytearray is no record"),
-    "object within": ({**record(0), "ConsumerState": object()}, TypeError, "type object is unsupported"),
+    "object within": ({**record(0), "ConsumerState": object()}, TypeError, "is a object, which JSON has no form for"),
+    "bytes within": ({**record(0), "Username": b"secret"}, TypeError, "is a bytes"),
+    "bytes deep within": ({**record(0), "more": [{"deep": (b"secret",)}]}, TypeError, "is a bytes"),
+    "bytearray within": ({**record(0), "Username": bytearray(b"secret")}, TypeError, "is a bytearray"),
+    "memoryview within": ({**record(0), "Username": memoryview(b"secret")}, TypeError, "is a memoryview"),
+    "bytes in a mapping": (MappingProxyType({**record(0), "Username": b"secret"}), TypeError, "is a bytes"),
+    "bytes in an event": (ActivityEvent(**{**event(), "Username": b"secret"}), TypeError, "is a bytes"),
+    "Decimal within": ({**record(0), "BrandID": Decimal(7)}, TypeError, "is a Decimal"),
+    "date within": ({**record(0), "Timestamp": date(2026, 1, 31)}, TypeError, "is a date,"),
+    "time within": ({**record(0), "Timestamp": time(12, 30)}, TypeError, "is a time,"),
+    "timedelta within": ({**record(0), "Timestamp": timedelta(1)}, TypeError, "is a timedelta"),
+    "set within": ({**record(0), "more": {1}}, TypeError, "is a set"),
+    "Enum within": ({**record(0), "ConsumerStatus": Enum("Status", ["secret"])(1)}, TypeError, "is a Status"),
+    "dataclass within": ({**record(0), "more": Point()}, TypeError, "is a Point"),
+    "struct within": ({**record(0), "more": AmountPair()}, TypeError, "is a AmountPair"),
+    "raw JSON within": ({**record(0), "more": msgspec.Raw(b"1\n2")}, TypeError, "is a Raw"),
+    "name of bytes": ({**record(0), b"secret": 1}, TypeError, "a name in the record is a bytes"),
+    "name that is a number": ({**record(0), "more": {1: 2}}, TypeError, "a name in the record is a int"),
     "NaN within": ({**record(0), "ConsumerID": float("nan")}, ValueError, "not finite"),
     "infinity deep within": ({**record(0), "more": [{"deep": float("inf")}]}, ValueError, "not finite"),
     "surrogate within": ({**record(0), "Username": "secret \ud800"}, ValueError, "no Unicode"),
