@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
+from pathlib import PurePath
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
@@ -32,6 +33,11 @@ MARKER_BYTES: Final = 512
 def digest(data: bytes) -> bytes:
     """Hash the head or the tail of a stream: 16 bytes, so that no record's content stands in the state."""
     return blake2b(data, digest_size=16).digest()
+
+
+def shown(path: str | PurePath) -> str:
+    """Write a path for people, logs and JSON, also one that is not UTF-8; it may name no file any more."""
+    return str(path).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 class Head(NamedTuple):
@@ -64,7 +70,7 @@ class Stream(Struct, eq=False, kw_only=True):
 
     Attributes:
         stream_id: Unique in one state directory, never used twice; greater ids are younger.
-        path: Where it was last seen; for people, not for identity.
+        path: Where it was last seen, as `os.fsdecode` has it; not for identity.
         device, inode: Of the file; 0 = another stream has its place, as it was truncated or its inode given out again.
         compression: How the file is compressed; empty = not. All offsets and lengths are of the content.
         size: Bytes of content that were known to exist at the last look.
@@ -100,6 +106,11 @@ class Stream(Struct, eq=False, kw_only=True):
     def place(self) -> tuple[int, int]:
         """Device and inode."""
         return self.device, self.inode
+
+    @property
+    def shown_path(self) -> str:
+        """Where it was last seen, for people."""
+        return shown(self.path)
 
     @property
     def checkpoint(self) -> int:

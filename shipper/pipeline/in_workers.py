@@ -51,7 +51,7 @@ class _Lent:
         work = Work(
             number=self.number,
             kind=chunk.stream.kind,
-            path=chunk.stream.path,
+            path=chunk.stream.shown_path,
             framing=chunk.stream.framing,
             start_offset=start,
             end_offset=chunk.end_offset,

@@ -116,7 +116,7 @@ class Packer:
     def _tell_duplicate(self, event_id: str, stream: Stream, offset: int) -> None:
         self._duplicates_seen += 1
         if self._duplicates_seen <= _DUPLICATES_TOLD:
-            log.info("duplicate_skipped", event_id=event_id, path=stream.path, offset=offset)
+            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
 
     # What became of a batch --------------------------------------------------------------------------------------
 
@@ -149,7 +149,7 @@ class Packer:
         log.warning(
             "record_rejected",
             event_id=event.EventId,
-            path=span.stream.path,
+            path=span.stream.shown_path,
             offset=rejection.start_offset,
             rule=refusal.rule,
             status=refusal.status,

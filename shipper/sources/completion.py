@@ -17,8 +17,8 @@ from typing import Final, Literal
 import structlog
 
 from shipper.crash_points import crash_point
-from shipper.records import Stream
-from shipper.sources.identity import Place, shown
+from shipper.records import Stream, shown
+from shipper.sources.identity import Place
 
 log = structlog.get_logger("sources")
 

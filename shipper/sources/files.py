@@ -14,9 +14,9 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.errors import SourceError, StateError
-from shipper.records import Backlog, Chunk, Stream
+from shipper.records import Backlog, Chunk, Stream, shown
 from shipper.sources.completion import KEEP, Completion
-from shipper.sources.identity import StreamBook, shown
+from shipper.sources.identity import StreamBook
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
 
@@ -136,7 +136,7 @@ class FilesOnce:
             self._status = path.stat()
             stream = self._book.at((self._status.st_dev, self._status.st_ino))
             if stream is not None and not self._book.has_news(stream, self._status):
-                stream.path = shown(path)
+                stream.path = str(path)
                 self._end(stream)
                 return False
             self._reader = self._book.open(path)

@@ -12,11 +12,11 @@ from typing import Final, Literal
 import structlog
 
 from shipper.errors import SourceError
-from shipper.records import Stream
+from shipper.records import Stream, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
 from shipper.sources.generations import looks_like_generation
-from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name, shown
+from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name
 from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
@@ -216,7 +216,7 @@ class Follower:
     def _is_old_news(self, stream: Stream, found: Found) -> bool:
         """Tell whether an earlier run has settled a file, so that it need not be opened; there may be thousands."""
         is_quiet = self._wall_time() - found.status.st_mtime > _QUIET_S
-        return is_quiet and stream.path == shown(found.path) and not self._book.has_news(stream, found.status)
+        return is_quiet and stream.path == str(found.path) and not self._book.has_news(stream, found.status)
 
     def _note_name(self, file: OpenFile, found: Found) -> None:
         reader = file.reader
@@ -224,7 +224,7 @@ class Follower:
             log.info("source_renamed", path=shown(found.path), formerly=shown(reader.path))
             file.name = found.name
             reader.path = found.path
-            note_name(reader.stream, shown(found.path))
+            note_name(reader.stream, found.name)
 
     def _try(self, found: Found, now: float, action: Callable[[Found, float], None]) -> None:
         """Open a file in some way; tell once why that cannot be done."""
@@ -329,7 +329,7 @@ class Follower:
                 return  # it stays open until it goes
             is_present &= outcome != "done"
         if not is_present:
-            log.info("source_closed", path=stream.path, offset=file.reader.offset)
+            log.info("source_closed", path=stream.shown_path, offset=file.reader.offset)
             self.files.close(file)
 
     def _is_to_complete(self, stream: Stream, *, is_named: bool) -> bool:

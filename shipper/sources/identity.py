@@ -22,7 +22,7 @@ import structlog
 
 from shipper.errors import SourceError
 from shipper.framing import Framing
-from shipper.records import Head, Stream, digest
+from shipper.records import Head, Stream, digest, shown
 from shipper.sources.content import Content, open_content
 from shipper.sources.generations import is_generation_of, looks_like_generation
 from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, begins_alike, likeness
@@ -165,7 +165,7 @@ class StreamBook:
                     if known is None or not entry.is_file(follow_symlinks=False):
                         continue
                     if are_open or _may_be(entry.path, known):
-                        note_name(known, shown(entry.path))
+                        note_name(known, entry.path)
                         self._moved_streams.append(known)
                         renamed[known.stream_id] = known
         return list(renamed.values())
@@ -337,14 +337,14 @@ class StreamBook:
 
     def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
         """Give a lost stream the place of a file."""
-        log.info("source_found_again", path=shown(path), formerly=stream.path, offset=stream.checkpoint)
+        log.info("source_found_again", path=shown(path), formerly=stream.shown_path, offset=stream.checkpoint)
         self._by_place.pop(stream.place, None)
         self._unlose(stream)
         place = _place_of(content.status())
         if (holder := self._by_place.get(place)) is not None:  # whose file was deleted, so that its inode was given out
             self._displace(holder)
         stream.device, stream.inode = place
-        note_name(stream, shown(path))
+        note_name(stream, str(path))
         stream.compression = content.compression
         stream.ended_size = stream.ended_ns = -1
         self._by_place[stream.place] = stream
@@ -362,9 +362,9 @@ class StreamBook:
             return None
         if stream.stream_id in self._lost:
             self._unlose(stream)
-        if stream.path != shown(path) and not _is_in_place(stream):
-            note_name(stream, shown(path))
-        stream.path = shown(path)
+        if stream.path != str(path) and not _is_in_place(stream):
+            note_name(stream, str(path))
+        stream.path = str(path)
         return stream
 
     def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
@@ -394,7 +394,7 @@ class StreamBook:
         stream = Stream(
             stream_id=self._next_stream_id(),
             kind="file",
-            path=shown(path),
+            path=str(path),
             device=place[0],
             inode=place[1],
             compression=content.compression,
@@ -423,11 +423,6 @@ def note_name(stream: Stream, path: str) -> None:
     if after != before and (is_generation_of(after, before) or not looks_like_generation(after)):
         stream.is_rotated = True
     stream.path = path
-
-
-def shown(path: Path | str) -> str:
-    """Write a path for people and for the state, also one that is not UTF-8."""
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _opened(path: Path) -> int:

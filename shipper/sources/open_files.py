@@ -12,8 +12,8 @@ from typing import Final
 import structlog
 
 from shipper.errors import SourceError
-from shipper.records import Chunk
-from shipper.sources.identity import Place, StreamBook, shown
+from shipper.records import Chunk, shown
+from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
 
 log = structlog.get_logger("sources")

@@ -41,7 +41,7 @@ def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: fl
     noted = register.note_unreachable(unread, now_s) if unread else []
     for stream, count in noted:
         log.error(
-            "source_unreachable", path=stream.path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
+            "source_unreachable", path=stream.shown_path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
         )
     return sum(count for _, count in noted)
 

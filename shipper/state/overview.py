@@ -12,14 +12,16 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from shipper.records import shown
 from shipper.state.schema import open_for_reading, understood
 
 _Place = tuple[int, int]  # device and inode
-
 _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
 
+# The path as bytes: it need not be UTF-8.
 _COLUMNS: Final = (
-    "stream_id, path, device, inode, size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until"
+    "stream_id, CAST(path AS BLOB), device, inode, "
+    "size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until"
 )
 
 
@@ -185,11 +187,12 @@ def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]
     folders: dict[str, dict[_Place, str]] = {}
     for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
         stream_id, path, device, inode, *others = row
+        path = os.fsdecode(path)
         found = there.pop((device, inode), None)
         now = (found.size, found.changed_ns) if found else _seen(path, (device, inode))
         if now is None and inode:
             now = _seen_beside(path, (device, inode), folders)
-        states.append(_stream_state(at, now, stream_id, found.path if found else path, *others))
+        states.append(_stream_state(at, now, stream_id, found.path if found else shown(path), *others))
     states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
     states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
     return states

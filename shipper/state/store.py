@@ -255,7 +255,7 @@ class Store:
             [
                 (
                     stream.stream_id,
-                    stream.path,
+                    stream.shown_path,
                     rejection.start_offset,
                     rejection.end_offset,
                     rejection.rule,

@@ -4,6 +4,7 @@ What is known of inputs: how to know each again, how far it is settled, and what
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -20,11 +21,16 @@ _COLUMNS: Final = (
 _SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
 
 
+def _written(name: str) -> str:
+    """Write the value of a column; a path is bytes, which need not be UTF-8, and stands as text for who looks."""
+    return "CAST(:path AS TEXT)" if name == "path" else f":{name}"
+
+
 def _upsert(updated: Sequence[str]) -> str:
     """Write the statement that adds a stream, or updates some columns of it."""
     names = dict.fromkeys((*_COLUMNS, *_SETTLED))
     return (
-        f"INSERT INTO streams ({', '.join(names)}) VALUES ({', '.join(f':{name}' for name in names)}) "
+        f"INSERT INTO streams ({', '.join(names)}) VALUES ({', '.join(map(_written, names))}) "
         f"ON CONFLICT (stream_id) DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in updated)}"
     )
 
@@ -32,6 +38,11 @@ def _upsert(updated: Sequence[str]) -> str:
 _IDENTITY: Final = [name for name in _COLUMNS[2:] if name not in _SETTLED]
 _NOTE: Final = _upsert([*_IDENTITY, "settled_until"])
 _SAVE: Final = _upsert([*_IDENTITY, *_SETTLED])
+
+
+def _read(name: str) -> str:
+    """Write what reads a column: of a path its bytes."""
+    return "CAST(path AS BLOB)" if name == "path" else name
 
 
 class StreamTable:
@@ -52,9 +63,8 @@ class StreamTable:
     def known(self, kind: StreamKind) -> list[Stream]:
         """Read the streams of one kind, older ones first."""
         with understood(self._path):
-            rows = self._db.execute(
-                f"SELECT {', '.join(_COLUMNS)} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,)
-            )
+            columns = ", ".join(map(_read, _COLUMNS))
+            rows = self._db.execute(f"SELECT {columns} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,))
             return [_stream_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
 
     def youngest_id(self) -> int:
@@ -95,7 +105,8 @@ class StreamTable:
             for stream, tail in streams:
                 self.save(stream, stream.checkpoint, tail, now_s)
             self._db.executemany(
-                "INSERT OR IGNORE INTO started_patterns VALUES (?)", [(pattern,) for pattern in patterns]
+                "INSERT OR IGNORE INTO started_patterns VALUES (CAST(? AS TEXT))",
+                [(os.fsencode(pattern),) for pattern in patterns],
             )
 
     def note(self, streams: Iterable[Stream], now_s: float) -> None:
@@ -111,7 +122,8 @@ class StreamTable:
     def started_patterns(self) -> set[str]:
         """Tell for which patterns a run has begun before."""
         with understood(self._path):
-            return {pattern for (pattern,) in self._db.execute("SELECT pattern FROM started_patterns")}
+            rows = self._db.execute("SELECT CAST(pattern AS BLOB) FROM started_patterns")
+            return {os.fsdecode(pattern) for (pattern,) in rows}
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
         """
@@ -126,7 +138,7 @@ class StreamTable:
                 unread = stream.size - max(stream.checkpoint, stream.read_offset)
                 added = self._db.execute(
                     "INSERT OR IGNORE INTO unreachable VALUES (?, ?, ?, ?)",
-                    (stream.stream_id, stream.path, unread, now_s),
+                    (stream.stream_id, stream.shown_path, unread, now_s),
                 ).rowcount
                 if added:
                     self._db.execute("UPDATE totals SET unreachable_bytes = unreachable_bytes + ?", (unread,))
@@ -144,10 +156,11 @@ def _row_of(stream: Stream) -> dict[str, object]:
     head, marker = stream.head, stream.marker
     row: dict[str, object] = {name: getattr(stream, name) for name in _COLUMNS if name in Stream.__struct_fields__}
     row |= {"checkpoint": marker.checkpoint, "marker_bytes": marker.length, "marker_digest": marker.digest}
-    return row | {"head_bytes": head.length, "head_digest": head.digest}
+    return row | {"head_bytes": head.length, "head_digest": head.digest, "path": os.fsencode(stream.path)}
 
 
 def _stream_of(row: dict[str, Any]) -> Stream:
     head = Head(row.pop("head_bytes"), row.pop("head_digest"))
     marker = Marker(row.pop("checkpoint"), row.pop("marker_bytes"), row.pop("marker_digest"))
-    return Stream(**row | {"is_rotated": bool(row["is_rotated"])}, head=head, marker=marker)
+    row |= {"path": os.fsdecode(row["path"]), "is_rotated": bool(row["is_rotated"])}
+    return Stream(**row, head=head, marker=marker)

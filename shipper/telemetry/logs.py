@@ -47,7 +47,19 @@ class ForgivingStderr:
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:
-    return _encode(event).decode()
+    try:
+        return _encode(event).decode()
+    except UnicodeEncodeError:  # a name of a file that is not UTF-8, in some message
+        return _encode(_written_out(event)).decode()
+
+
+def _written_out(value: Any) -> Any:
+    """Return a value with everything written out that is no Unicode."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_written_out(key): _written_out(each) for key, each in value.items()}
+    return [_written_out(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class _Allowance(Struct):

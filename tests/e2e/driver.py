@@ -101,6 +101,7 @@ def read_state(directory: Path) -> State:
             if (directory / name).exists():
                 shutil.copy(directory / name, folder)
         with closing(sqlite3.connect(Path(folder, "state.db"))) as db:
+            db.text_factory = os.fsdecode  # paths need not be UTF-8
             if not db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]:
                 return State()  # killed before its first transaction
             totals = db.execute("SELECT read, accepted, dead_lettered, duplicates, purged FROM totals").fetchone()

@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
+from tests.e2e.files import Tail, compress, copytruncate
 
 FORGED = 'x.ndjson\n{"event":"delivery_paused","level":"error","reason":"forged"}'
 NAMES = [
@@ -100,3 +101,48 @@ def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(
     )
     assert (result.returncode, result.counts()) == (0, (3, 3, 0, 0, 0)), result.stderr
     service.assert_holds_exactly(sample.ids[:3])
+
+
+def test_a_name_that_is_not_utf_8_is_followed_rotated_put_away_and_told(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """In a folder of such a name; renamed while it is stopped."""
+    tail = Tail(shipper, service, sample)
+    folder = tail.folder / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    tail.file = folder / os.fsdecode(b"app\xff.ndjson")
+    tail.append(0, 10, tail.file)
+    include = "caf*/app*.ndjson"
+    tail.pass_by(include, 10)
+    tail.append(10, 20, tail.file)
+    rotated = tail.file.rename(folder / os.fsdecode(b"app\xff.ndjson.1"))
+    tail.append(20, 30, tail.file)
+    assert shipper.run("status", "--until", "now").returncode == 4
+    os.mkfifo(folder / os.fsdecode(b"app\xff.fifo"))
+    tail.start([include, "caf*/*.fifo"], input__on_complete="delete", input__rotate_wait_seconds=0)
+    tail.wait(30)
+    tail.running.wait_until(lambda: not rotated.exists(), "it is put away")
+    tail.running.wait_for("is not a regular file")
+    result = tail.stop(30)
+    assert "app\\\\xff.ndjson" in result.stderr
+    for line in result.stderr.splitlines():
+        json.loads(line)
+    state = json.loads(shipper.run("status", "--json", "--all").stdout)
+    name = str(shipper.folder / "logs/caf\\xe9/app\\xff.ndjson")
+    assert sorted(each["path"] for each in state["state"]["streams"]) == [name, f"{name}.1"]
+
+
+def test_a_file_of_a_name_that_is_not_utf_8_goes_on_in_its_copy_and_its_archive(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    tail = Tail(shipper, service, sample)
+    tail.file = tail.folder / os.fsdecode(b"app\xff.log")
+    tail.append(0, 10, tail.file)
+    for number, suffix in enumerate(("1", "2.gz"), 1):
+        tail.pass_by("app*.log", 20 * number - 10)
+        tail.append(20 * number - 10, 20 * number, tail.file)
+        copy = tail.folder / os.fsdecode(b"app\xff.log." + suffix.encode())
+        copytruncate(tail.file, copy, sample.lines[20 * number : 20 * number + 10])
+        if suffix.endswith(".gz"):
+            compress(copy.rename(copy.with_suffix("")), "gz")
+    tail.pass_by("app*.log", 50)

@@ -8,10 +8,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shipper.records import MARKER_BYTES, Checkpoint, Chunk
+from shipper.records import MARKER_BYTES, Checkpoint, Chunk, shown
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
-from shipper.sources.identity import StreamBook, shown
+from shipper.sources.identity import StreamBook
 from shipper.state.overview import Overview, Present, look_at
 from shipper.state.store import Store
 

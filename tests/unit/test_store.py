@@ -68,7 +68,7 @@ def test_what_was_saved_is_there_after_a_restart(tmp_path: Path):
 def test_a_save_that_fails_half_way_saves_nothing(store: Store, tmp_path: Path):
     store.save([checkpoint(end=10, bad=0)], now_s=1.0)
     with pytest.raises(StateError, match="nothing is lost"):
-        store.save([checkpoint(end=100, bad=2), checkpoint(2, 50, inode=7, path=None)], now_s=2.0)
+        store.save([checkpoint(end=100, bad=2), checkpoint(2, 50, inode=7, kind=None)], now_s=2.0)
     assert [stream.checkpoint for stream in store.streams.known("file")] == [10]
     assert store.totals().read == 5
     assert dead_letters(tmp_path) == []

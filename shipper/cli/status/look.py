@@ -11,9 +11,9 @@ import msgspec
 from msgspec import Struct
 
 from shipper.config import Settings
+from shipper.records import shown
 from shipper.report.history import latest_fetch
 from shipper.sources.discovery import Patterns
-from shipper.sources.identity import shown
 from shipper.state.directory import holder_of
 from shipper.state.live_file import read_live
 from shipper.state.overview import Overview, Present, StreamState, earliest, look_at
