@@ -200,7 +200,8 @@ class Checkup:
         wall_time = self._wall_time()
         self._date = answer.date
         self._skew.note(answer.date, wall_time)
-        verdict = judge(answer, section=self._section, wall_time=wall_time)
+        events = 0 if probe.body else None
+        verdict = judge(answer, events=events, section=self._section, wall_time=wall_time)
         if is_compressed and verdict.status in {400, 415}:
             what = f"the service may not understand compressed bodies (HTTP {verdict.status})"
             self._tell("note", "compression", f"{what}; see delivery.compression")

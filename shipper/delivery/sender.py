@@ -251,7 +251,7 @@ class Sender:
             return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
         answer = _without_secrets(answer, authorization)
-        verdict = judge(answer, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
+        verdict = judge(answer, events=batch.events, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
         parcel.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
         log.debug(

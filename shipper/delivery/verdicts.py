@@ -2,20 +2,23 @@
 What an answer of the service means: one table, no I/O.
 
 The service documents no answers, so the table follows HTTP and what gateways do. What is not understood pauses
-delivery: a pause costs time, a wrong guess costs records.
+delivery: a pause costs time, a wrong guess costs records. So an answer of success is an acceptance only if it is empty,
+plain words, or a document in which `results` understands everything that could speak of failure.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
+from shipper.delivery.answer_words import speaks_of_failure
 from shipper.delivery.results import ALL_TAKEN, Results, read_results
 from shipper.delivery.waits import asked_wait_s
 
@@ -104,14 +107,11 @@ _KEY: Final = _Row(
     Action.CHANGE_KEY, "subscription_key", "the service refused the subscription key; check {section}.subscription_key"
 )
 _QUOTA_ROW: Final = _Row(Action.THROTTLE, "quota", "the quota of the subscription is used up")
+_ACCEPTED: Final = _Row(Action.ACCEPT)
 _PARTLY: Final = _Row(Action.BISECT, "rejected", "the service refuses a record, and does not name it")
 _HTML: Final = _Row(Action.PAUSE, "html_answer", "a web page answered, not the service; check {section}.base_url")
-_UNREADABLE: Final = _Row(
-    Action.PAUSE,
-    "unreadable_answer",
-    "the service's answer is broken, too long, or of a form that shipper does not know",
-)
-_DENIED: Final = _Row(Action.PAUSE, "unexpected_answer", "the service says that it failed, in an answer of success")
+_UNREADABLE: Final = "unreadable_answer"
+_BROKEN: Final = _Row(Action.PAUSE, _UNREADABLE, "the service's answer is broken, too long, or of an unknown form")
 
 _TABLE: Final = {
     400: _REJECTED,
@@ -138,6 +138,18 @@ _TABLE: Final = {
 _SET_UP_FAULTS: Final = {
     *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
 }
+_RETRIED: Final = {408, 425, 429}
+_SAYS_AGAIN: Final = _Row(
+    Action.RETRY, "", "the service says in an answer of success that it cannot take the batch yet"
+)
+_SAYS_THROTTLED: Final = _Row(
+    Action.THROTTLE, "throttled", "the service says in an answer of success that it asks for fewer requests"
+)
+_PARTIAL: Final = {206, 207}  # these have to say what became of each event
+_PLAIN_MAX: Final = 4_096  # characters of an answer that is plain words
+_MARKUP: Final = re.compile(r"[<>{}\[\]\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_STARTS: Final = {b"{", b"["}
+_NO_DOCUMENT: Final = object()
 _CONGESTION: Final = {408, 429, 503, 504}
 _TIMEOUTS: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 
@@ -145,32 +157,41 @@ _TIMEOUTS: Final = {"connect_timeout", "read_timeout", "write_timeout"}
 def judge(
     answer: Answer,
     *,
+    events: int | None,
     section: str = "intake",
     wall_time: float | None = None,
     event_ids: Callable[[], Sequence[str]] = tuple,
 ) -> Verdict:
     """
-    Tell what an answer means for what was asked.
+    Return what an answer means for what was asked.
 
     Args:
+        events: How many were sent; None if what was asked for was no acceptance of events.
         section: Of the settings, named in the advice.
         wall_time: For a `Retry-After` date where the answer has no date of its own.
         event_ids: Of the events that were sent, in their order; asked for only if the answer names some.
     """
-    document = _decoded(answer.body)
-    row = _success(answer, document) if 200 <= answer.status < 300 else _refusal(answer, document)
+    document, is_text = _decoded(answer.body)
     results = ALL_TAKEN
-    if row.action in {Action.ACCEPT, Action.BISECT}:
-        found = read_results(document, event_ids)
-        if found.unnamed and row.action is Action.ACCEPT:
-            row = _PARTLY
-        if found is ALL_TAKEN and answer.status == 207:
-            row = _UNREADABLE
-        results = found
+    if 200 <= answer.status < 300:
+        row = _broken_success(answer, document, is_text=is_text)
+        if row is None and events is not None and not is_text:
+            results = read_results(document, events, event_ids)
+            row = _told_by(results, answer.status, events)
+            if row is _ACCEPTED and document and _repeats_a_name(answer.body, document):
+                row = _unreadable("a field stands in it twice")
+        row = row or _ACCEPTED
+    else:
+        row = _refusal(answer, document)
+        if row.action is Action.BISECT:
+            results = read_results(document, events or 0, event_ids)
     if row.action is Action.ACCEPT:
         return Verdict(Action.ACCEPT, status=answer.status, results=results)
-    reason = row.reason or f"http_{answer.status}"
-    is_quiet = row is _RETRY
+    is_success = answer.status < 300
+    is_quiet = row is _RETRY and not is_success
+    # An answer of success that asks to try again counts as the answer that its status should have been.
+    status = results.status or 503 if is_success and row.action is not Action.PAUSE else answer.status
+    reason = row.reason or f"http_{status}"
     wait_s = asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time)
     return Verdict(
         action=row.action,
@@ -180,8 +201,8 @@ def judge(
         retry_after_s=wait_s,
         results=results,
         words=_words(answer.body, document),
-        is_congestion=answer.status in _CONGESTION,
-        is_ambiguous=is_quiet,
+        is_congestion=status in _CONGESTION,
+        is_ambiguous=is_quiet or is_success,
         is_set_up_fault=reason in _SET_UP_FAULTS and wait_s is None,
     )
 
@@ -200,15 +221,67 @@ def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
     return Verdict(Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_set_up_fault=is_set_up_fault)
 
 
-def _success(answer: Answer, document: object) -> _Row:
+def _broken_success(answer: Answer, document: object, *, is_text: bool) -> _Row | None:
+    """Return the row for an answer of success that is no document and no plain words; None if it is one of them."""
+    start = answer.body.lstrip(_BLANKS)
     # A page may come under another type, or under none; no document that says yes begins like one.
-    if answer.content_type == "text/html" or answer.body.lstrip(_BLANKS)[:1] == b"<":
+    if answer.content_type == "text/html" or start[:1] == b"<":
         return _HTML
-    if document is None and answer.body.lstrip(_BLANKS)[:1] in {b"{", b"["}:
-        return _UNREADABLE
-    if isinstance(document, dict) and _denies(document):
-        return _DENIED
-    return _Row(Action.ACCEPT)
+    if answer.content_type.endswith("problem+json"):
+        return _unreadable("its type is that of an error")
+    if not start:
+        return _BROKEN if answer.status in _PARTIAL else None
+    if not is_text:
+        return _BROKEN if document is _NO_DOCUMENT else None
+    try:
+        text = start.decode()
+    except UnicodeDecodeError:
+        return _BROKEN
+    if len(text) > _PLAIN_MAX or _MARKUP.search(text):
+        return _BROKEN
+    if speaks_of_failure(text):
+        return _unreadable("its text speaks of failure")
+    return _BROKEN if answer.status in _PARTIAL else None
+
+
+def _told_by(results: Results, status: int, events: int) -> _Row:
+    """Return the row for what a document says."""
+    is_named = bool(results.rejected or results.retried)
+    if results.denial:
+        if 500 <= results.status < 600 or results.status in _RETRIED:
+            return _SAYS_THROTTLED if results.status == 429 else _SAYS_AGAIN
+        if results.unclear or not (is_named or results.unnamed):
+            return _unreadable(f"{results.denial} says that it failed")
+        return _PARTLY  # whether the others were taken is not certain
+    if results.unclear:
+        return _unreadable(results.unclear)
+    if results.is_again:
+        return _SAYS_AGAIN
+    if results.unnamed:
+        return _PARTLY
+    if status in _PARTIAL and not results.is_told and events:
+        return _unreadable(f"it does not say what became of each event, as {status} should")
+    return _ACCEPTED
+
+
+def _repeats_a_name(body: bytes, document: object) -> bool:
+    """Return whether an object has two fields of one name, of which decoding keeps only one."""
+    if msgspec.json.encode(document) == body:
+        return False
+    try:
+        json.loads(body.removeprefix(BOM_UTF8), object_pairs_hook=_distinct, parse_int=str)
+    except (ValueError, RecursionError):
+        return True
+    return False
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError("repeated")
+
+
+def _unreadable(what: str) -> _Row:
+    return _Row(Action.PAUSE, _UNREADABLE, f"the service's answer is no plain acceptance: {what}")
 
 
 def _refusal(answer: Answer, document: object) -> _Row:
@@ -223,16 +296,10 @@ def _refusal(answer: Answer, document: object) -> _Row:
     return _TABLE.get(status, _RETRY if status >= 500 else _UNEXPECTED)
 
 
-def _denies(document: dict[str, Any]) -> bool:
-    """Whether a document says plainly that nothing was taken, and names no event."""
-    failed = any(value is False and str(name).lower() in {"success", "ok"} for name, value in document.items())
-    return failed and read_results(document, tuple) is ALL_TAKEN
-
-
 def _message(answer: Answer, document: object, row: _Row, section: str) -> str:
     known = _KNOWN_WORDS.search(_text(document))
     said = f'; it says "{known[0]}"' if known else ""
-    return f"{row.advice.format(section=section)} (HTTP {answer.status}{said})"
+    return f"{row.advice.replace('{section}', section)} (HTTP {answer.status}{said})"
 
 
 def _text(document: object) -> str:
@@ -252,9 +319,16 @@ def _words(body: bytes, document: object) -> str:
     return (_text(document).encode() or body)[:WORDS_BYTES].decode(errors="replace").strip()
 
 
-def _decoded(body: bytes) -> object:
-    """Decode JSON; None if it is none."""
+def _decoded(body: bytes) -> tuple[object, bool]:
+    """
+    Decode JSON.
+
+    Returns:
+        The document, and whether the body is none, but a text. A document that cannot be decoded is `_NO_DOCUMENT`.
+    """
+    if not body:
+        return None, False
     try:
-        return msgspec.json.decode(body.removeprefix(BOM_UTF8))
+        return msgspec.json.decode(body.removeprefix(BOM_UTF8)), False
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+        return _NO_DOCUMENT, body.lstrip(_BLANKS)[:1] not in _STARTS

@@ -244,7 +244,7 @@ def _verdict(answer: Answer, wall_time: float) -> Verdict:
         return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
     if answer.status == 200 and answer.content_type != "text/html":
         return Verdict(Action.ACCEPT, status=200)
-    verdict = judge(answer, section="report", wall_time=wall_time)
+    verdict = judge(answer, events=None, section="report", wall_time=wall_time)
     if verdict.action is Action.ACCEPT:
         return Verdict(Action.PAUSE, "unexpected_answer", f"the service answered {answer.status} instead of a report")
     return verdict

@@ -19,7 +19,8 @@ ADVICE: Final = {
     "html_answer": "check intake.base_url: a web page answers there, a proxy's or a portal's perhaps",
     "tls": "mend the certificate problem that is named: intake.ca_bundle, the host name, the expiry, the client's own",
     "unexpected_answer": "check whether it is the service at all that answers at intake.base_url",
-    "unreadable_answer": "check whether it is the service at all that answers at intake.base_url",
+    "unreadable_answer": "the answer is no plain acceptance: the message names what was not understood; ask who runs "
+    "the service, and check that it is the service that answers at intake.base_url",
     "systematic_rejection": "see what the service says: shipper dead-letters list; then mend the mapping, or raise "
     "delivery.poison_limit",
     "dead_letters_full": "shipper dead-letters list, then purge or replay; or raise state.dead_letter_max_bytes",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import time
 from collections import Counter
+from email.message import Message
 from pathlib import Path
 
 import pytest
 
+from tests.answer_bodies import EVENTS, SAMPLES
+from tests.answer_bodies import Sample as AnswerSample
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, Target
 from tests.e2e.fake_service import HANG, RESET, STORE_AND_RESET, WEB_PAGE, FakeService, Reply
@@ -118,6 +122,70 @@ def test_a_refusal_pauses_and_ends_by_itself_when_the_service_is_right_again(
         assert len(set(fake.bodies[5 * number : 5 * number + 5])) == 1, reason
     assert fake.requests == 5 * len(REFUSALS)
     assert Counter(fake.event_ids(set(fake.stored))) == Counter(sample.ids[:300])
+
+
+class TellingService(FakeService):
+    """Answers each batch with the next sample when it comes the first time, and accepts whatever comes again."""
+
+    def __init__(self, samples: list[AnswerSample]) -> None:
+        super().__init__()
+        self.told: list[tuple[AnswerSample, tuple[str, ...]]] = []
+        self._samples = samples
+        self._seen: set[str] = set()
+
+    def arrived(self, headers: Message, body: bytes) -> Reply:
+        super().arrived(headers, body)
+        ids = tuple(self.event_ids([body]))
+        if self._seen.intersection(ids):
+            return Reply()
+        self._seen.update(ids)
+        sample = self._samples[len(self.told)]
+        self.told.append((sample, ids))
+        return Reply(sample.status, sample.with_ids(ids))
+
+
+def test_every_shape_of_a_successful_answer_is_taken_as_it_is_meant_and_nothing_is_accepted_on_a_guess(
+    shipper: Shipper, sample: Sample
+):
+    events = EVENTS * len(SAMPLES)
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(b"".join(sample.lines[:events]))
+    settings = {**ONE_SENDER, "batch.max_events": EVENTS, "batch.unique_consumers": False}
+    with TellingService(SAMPLES) as service:
+        shipper.target = service.target
+        result = shipper.backfill(file, settings=settings, limit_s=120)
+    refused = {ids[index] for told, ids in service.told for index in told.refused}
+    again = {ids[index] for told, ids in service.told for index in told.again}
+    again.update(
+        event_id for told, ids in service.told if told.whole in {"apart", "later", "paused"} for event_id in ids
+    )
+    assert len(service.told) == len(SAMPLES)
+    assert (result.returncode, result.counts()) == (3, (events, events - len(refused), len(refused), 0, 0))
+    letters = {json.loads(letter.raw)["EventId"] for letter in shipper.read_state().dead_letters}
+    assert letters == refused
+    sent = Counter(service.event_ids(service.bodies))
+    assert {event_id for event_id, count in sent.items() if count > 1} == again, "what is settled is not sent again"
+    assert sent.total() == events + len(again)
+    reasons = Counter(line["reason"] for line in told(result, "delivery_paused"))
+    assert reasons["unreadable_answer"] >= 10, "repeats are counted, not written"
+    assert set(reasons) <= {"unreadable_answer", "html_answer", "throttled"}
+
+
+def test_what_was_taken_before_an_answer_that_is_not_understood_is_ambiguous_and_no_reason_to_brake(
+    shipper: Shipper, fake: FakeService, file: Path
+):
+    """The service has the records, says so in words that are not understood, and refuses them when they come again."""
+    known = Reply(status=409, body=b'{"message":"EventId already exists"}')
+    fake.plan(*[Reply() for _ in range(130)])  # a start of a run excuses what a former one may have sent
+    settings = {**ONE_SENDER, "batch.max_events": 2, "delivery.poison_limit": 3}
+    fake.plan(Reply(body=b'{"accepted":1,"rejected":0}'), *[known] * 3)
+    fake.plan(Reply(body=b'{"accepted":1,"rejected":1}'), known, known)
+    fake.plan(Reply(body=b'{"error":{"code":17}}'), *[known] * 3)
+    result = shipper.backfill(file, settings=settings)
+    assert (result.returncode, result.counts()) == (3, (300, 294, 6, 0, 0))
+    assert [line["reason"] for line in told(result, "delivery_paused")] == ["unreadable_answer"] * 2
+    letters = shipper.read_state().dead_letters
+    assert [letter.delivery for letter in letters] == ["ambiguous"] * 6
 
 
 def test_a_service_that_never_accepts_leaves_everything_pending_and_a_long_wait_drops_nothing(

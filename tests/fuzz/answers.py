@@ -12,13 +12,16 @@ from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import WORDS_BYTES, Action, Answer, judge
 from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, epoch_s
 from shipper.secrets import LiteralSecret
+from tests.answer_bodies import EVENTS, SAMPLES
+from tests.answer_bodies import IDS as EVENT_IDS
 from tests.fuzz.engine import Target, loop
 from tests.fuzz.mutation import mutator
 
 CANARY: Final = "canary-4711"  # where a record or a secret is quoted
 WALL_S: Final = 1_790_000_000.0
-EVENT_IDS: Final = tuple(f"0f8fad5b-d9cb-469f-a165-{number:012x}" for number in range(5))
-_SAYS_NO: Final = ("rejected", "errors", "failed", "failures", "invalid")
+_SAYS_NO: Final = ("rejected", "errors", "failed", "failures", "invalid", "error", "failed_records")
+_NO_COUNTS: Final = (None, True, "3", {}, list(EVENT_IDS))
+_BAD_WORDS: Final = {"failed", "fail", "error", "rejected", "refused", "denied", "invalid"}
 
 
 def _answer(data: bytes) -> Answer:
@@ -37,7 +40,7 @@ def _answer(data: bytes) -> Answer:
 def check_verdict(data: bytes) -> object:
     """There always is one; acceptance is never read into an answer that says something else."""
     answer = _answer(data)
-    verdict = judge(answer, wall_time=WALL_S, event_ids=lambda: EVENT_IDS)
+    verdict = judge(answer, events=EVENTS, wall_time=WALL_S, event_ids=lambda: EVENT_IDS)
     results = verdict.results
     assert {*results.rejected, *results.retried} <= set(range(len(EVENT_IDS)))
     assert results.unnamed >= 0
@@ -68,15 +71,27 @@ def _check_acceptance(answer: Answer, *, is_whole: bool) -> None:
         said = {str(name).lower(): value for name, value in document.items()}
         assert said.get("success") is not False, "it says that it failed"
         assert said.get("ok") is not False, "it says that it failed"
+        assert str(said.get("status")).lower() not in _BAD_WORDS, "it says that it failed"
+        assert not 300 <= _number(said.get("statuscode")) < 600, "it says that it failed"
+        taken, known = (_number(said.get(name)) for name in ("accepted", "duplicates"))
+        if "accepted" in said and said.keys() <= {"accepted", "duplicates", "rejected"}:
+            assert EVENTS in {taken, taken + known} or said["accepted"] in _NO_COUNTS, "it counts other events"
         for name in _SAYS_NO:
             assert not _counts(said.get(name)), f"it names refused events under {name!r}"
+
+
+def _number(value: Any) -> float:
+    """Return a number as such; 0 for whatever is none."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else 0
 
 
 def _counts(value: Any) -> bool:
     """Whether a value that stands under such a name says that there are some."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value > 0
-    return bool(value) if isinstance(value, str | list | dict) else False
+    if isinstance(value, dict):
+        return any(each for each in value.values())
+    return bool(value) if isinstance(value, str | list) else False
 
 
 def assert_wait(wait_s: float | None) -> None:
@@ -205,7 +220,8 @@ TARGETS: Final = (
     Target(
         "answers",
         check_verdict,
-        [head + b"\n" + body for head in _HEADS for body in _BODIES],
+        [head + b"\n" + body for head in _HEADS for body in _BODIES]
+        + [b"%d|application/json||\n%b" % (sample.status, sample.body) for sample in SAMPLES],
         mutator(
             words=[*_BODIES, *_HEADS, *_DATES, b"\xef\xbb\xbf", CANARY.encode()],
             values=[*EVENT_IDS, EVENT_IDS[0].upper(), CANARY, 4, 5, 200, 422, 500, 503],

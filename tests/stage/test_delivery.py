@@ -576,6 +576,47 @@ def test_a_refusal_after_an_answer_that_was_lost_is_ambiguous():
     assert delivery.refused[1].attempts == 2
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"success":false}',
+        b'{"accepted":9,"rejected":0}',
+        b'{"accepted":9,"rejected":1}',
+        b'{"status":"zork"}',
+        b'{"results":[',
+        b"<html>",
+        b'{"statusCode":503}',
+    ],
+)
+def test_a_repeat_after_a_success_that_was_none_is_ambiguous_and_does_not_feed_the_brake(body: bytes):
+    known = answer(409, body=b'{"message":"EventId already exists"}')
+    replies = script(answer(200, body=body))
+    service = ServiceModel(lambda request: replies(request) or known)
+    with capture_logs() as logs:
+        delivery = run(lambda: Delivery(service, poison_limit=3), [batch_of(range(10), number=1_000)])
+    assert len(delivery.refused) == 10
+    assert all(refusal.is_ambiguous for refusal in delivery.refused.values())
+    assert "systematic_rejection" not in [entry.get("reason") for entry in logs]
+
+
+def test_a_success_that_says_that_all_failed_and_names_some_accepts_nothing_but_sends_those_alone():
+    body = b'{"success":false,"errors":[{"index":3,"message":"bad"}]}'
+    inner = refuses({3})
+    service = ServiceModel(lambda request: answer(200, body=body) if len(request.numbers) == 10 else inner(request))
+    delivery = run(lambda: Delivery(service), [batch_of(range(10))])
+    assert delivery.refused.keys() == {3}
+    assert [request.numbers for request in service.requests[1:]] == [[0, 1, 2, 4, 5, 6, 7, 8, 9], [3]]
+
+
+def test_a_success_that_asks_for_fewer_requests_holds_every_sender():
+    body = b'{"statusCode":429,"message":"Rate limit is exceeded. Try again in 7 seconds."}'
+    service = ServiceModel(script(None, None, None, answer(200, body=body)))
+    run(lambda: Delivery(service, senders=16), numbered(200))
+    held_from = service.requests[3].at + service.latency_s
+    assert service.requests_between(held_from, held_from + 7) == []
+    assert set(service.stored.values()) == {1}
+
+
 def test_a_refusal_after_a_connection_that_never_stood_is_not_ambiguous():
     service = ServiceModel(script(no_answer("connect_error", was_sent=False), answer(400)))
     assert not run(lambda: Delivery(service), [batch_of([1])]).refused[1].is_ambiguous

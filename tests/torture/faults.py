@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from email.utils import formatdate
 from functools import partial
 from random import Random
@@ -19,7 +19,7 @@ from tests.e2e.fake_service import RESET, STORE_AND_RESET, WEB_PAGE, Reply
 from tests.e2e.files import COMPRESSIONS
 from tests.torture.application import LogFile, RunLane
 from tests.torture.lanes import Lane
-from tests.torture.service import Medley, Misbehaviour, Service
+from tests.torture.service import AGAIN, NAMED, VAGUE, Medley, Misbehaviour, Service, Shape
 
 ServiceFault = Callable[[Service, Random], bool]
 LaneFault = Callable[[Lane, Random], bool]
@@ -27,6 +27,7 @@ FileFault = Callable[[RunLane, LogFile, Random], bool]
 
 _BITE_LIMIT_S: Final = 20.0
 _CLOSED: Final = Reply(fault="close")
+_DENIAL: Final = Reply(status=200, body=b'{"success":false}')
 
 
 def _error(status: int, message: str = "", **headers: str) -> Reply:
@@ -50,7 +51,7 @@ def _answers(reply: Reply, *, stores: bool = False, hangs: bool = False) -> Serv
 def _medley(service: Service, rng: Random) -> bool:
     """For a while, each third request goes wrong in one way or another."""
     several = [
-        *(Misbehaviour(reply) for reply in (RESET, WEB_PAGE, _error(503), _error(429), _error(403))),
+        *(Misbehaviour(reply) for reply in (RESET, WEB_PAGE, _DENIAL, _error(503), _error(429), _error(403))),
         *(Misbehaviour(reply, stores=True) for reply in (STORE_AND_RESET, _error(500))),
         Misbehaviour(_CLOSED, stores=True, loses_answer=False),
     ]
@@ -78,14 +79,23 @@ def _wait_for_more(count: Callable[[], int], before: int) -> None:
         time.sleep(0.02)
 
 
-def _names_the_guilty(service: Service, rng: Random) -> bool:
-    """Poison is refused alone, by an answer that names it; for as long as until the next restart of the service."""
-    intake, before = service.intake, service.intake.named
-    intake.names_the_guilty = True
-    _wait_for_more(lambda: intake.named, before)
-    time.sleep(rng.uniform(0, 1))
-    intake.names_the_guilty = False
-    return intake.named > before
+def _shaped(shapes: Sequence[Shape]) -> ServiceFault:
+    """Poison is refused by an answer of success, in one of these shapes; until the next restart of the service."""
+
+    def fault(service: Service, rng: Random) -> bool:
+        intake, before = service.intake, service.intake.shaped
+        intake.shape = rng.choice(shapes)
+        _wait_for_more(lambda: intake.shaped, before)
+        time.sleep(rng.uniform(0, 1))
+        intake.shape = None
+        return intake.shaped > before
+
+    return fault
+
+
+def _success(document: object, *, stores: bool = False) -> ServiceFault:
+    """An answer of success says that it is none, or cannot be understood."""
+    return _answers(Reply(status=200, body=json.dumps(document).encode()), stores=stores)
 
 
 def _revokes_tokens(service: Service, rng: Random) -> bool:
@@ -128,7 +138,14 @@ SERVICE: Final[dict[str, ServiceFault]] = {
     "answer cut off after storing": _answers(Reply(fault="truncate"), stores=True),
     "hang before storing": _answers(RESET, hangs=True),
     "hang after storing": _answers(RESET, stores=True, hangs=True),
-    "poison named, not bisected": _names_the_guilty,
+    "2xx names poison in other shapes": _shaped(NAMED),
+    "2xx counts poison, or names rows": _shaped(VAGUE),
+    "2xx asks for some events again": _shaped(AGAIN),
+    "2xx denies": _success({"success": False, "error": {"code": 17, "message": "no"}}),
+    "2xx says 503": _success({"statusCode": 503, "message": "busy"}),
+    "2xx denies after storing": _success({"status": "failed"}, stores=True),
+    "2xx counts wrongly after storing": _success({"accepted": 0, "duplicates": 0}, stores=True),
+    "2xx unknown after storing": _success({"status": "zork"}, stores=True),
     "tokens expire early": _revokes_tokens,
     "token endpoint away": _no_tokens,
     "service restarted": lambda service, rng: service.restart(pause_s=rng.uniform(0, 2)),

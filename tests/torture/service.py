@@ -6,19 +6,19 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from random import Random, SystemRandom
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import msgspec
 
 from tests.e2e.fake_service import OK, RESET, FakeService, Reply
 from tests.torture.books import READ_TIMEOUT_S, Books
-from tests.torture.records import POISON, Record
+from tests.torture.records import POISON
 
 TOKEN_LIFE_S: Final = 20
 _HANG_S: Final = 3 * READ_TIMEOUT_S
@@ -67,6 +67,50 @@ class Medley(Misbehaviour):
         return self._rng.choice(self._several)
 
 
+class Shape(NamedTuple):
+    """
+    What the service says of a part of the batches in which it refuses something.
+
+    Attributes:
+        document: Made from the EventIds of the batch, which of them are poison, and which are to be sent again.
+        is_vague: It does not say which events are poison, so that the good ones are sent once more.
+        again: Every so many'th event is not taken for now; 0 = none.
+    """
+
+    document: Callable[[list[str], set[int], set[int]], object]
+    status: int = 202
+    is_vague: bool = False
+    again: int = 0
+
+
+def _one_by_one(ids: list[str], poison: set[int], again: set[int]) -> object:
+    """Give a result for each event, in forms that change from one to the next."""
+    good, bad, later = (201, "accepted", "200"), (400, "denied", "422"), (503.0, "429", "unavailable")
+    kinds = [bad if index in poison else later if index in again else good for index in range(len(ids))]
+    return {"results": [{"EventId": ids[index], "status": kind[index % 3]} for index, kind in enumerate(kinds)]}
+
+
+def _named(ids: list[str], poison: set[int], _: set[int]) -> object:
+    rejected = [{"index": index, "EventId": ids[index], "message": "is not valid"} for index in sorted(poison)]
+    return {"accepted": len(ids) - len(poison), "duplicates": 0, "rejected": rejected}
+
+
+NAMED: Final = (
+    Shape(_named),
+    Shape(_one_by_one, status=207),
+    Shape(lambda ids, poison, _: {"rejectedEventIds": [ids[index] for index in sorted(poison)]}),
+    Shape(lambda ids, poison, _: {"errors": {f"events[{index}].IP": ["is not valid"] for index in poison}}),
+    Shape(lambda ids, poison, _: [{"status": 400 if index in poison else 202} for index in range(len(ids))]),
+)
+VAGUE: Final = (
+    Shape(lambda ids, poison, _: {"accepted": len(ids) - len(poison), "rejected": len(poison)}, is_vague=True),
+    Shape(
+        lambda _ids, poison, _: {"errors": [{"row": index + 1, "message": "bad"} for index in poison]}, is_vague=True
+    ),
+)
+AGAIN: Final = (Shape(_one_by_one, status=207, again=3), Shape(_one_by_one, again=2))
+
+
 class Batch(msgspec.Struct):
     EventType: str
     events: list[msgspec.Raw]
@@ -113,13 +157,13 @@ class TokenEndpoint(FakeService):
 
 
 class Intake(FakeService):
-    """The route for batches; poison is refused with its batch, or named beside it."""
+    """The route for batches; poison is refused with its batch, or in the shape that is set."""
 
     def __init__(self, books: Books, tokens: Tokens, port: int) -> None:
         super().__init__(port)
         self.misbehaviour: Misbehaviour | None = None
-        self.names_the_guilty = False
-        self.named = 0
+        self.shape: Shape | None = None
+        self.shaped = 0
         self._books = books
         self._tokens = tokens
         self._mine = threading.local()
@@ -169,17 +213,22 @@ class Intake(FakeService):
         if not self._tokens.is_good(headers["Authorization"]):
             return _refusal(401, "Unauthorized. Access token has expired.")
         found = [self._books.read(bytes(raw)) for raw in raws]
-        records = [record for record in found if record is not None]
-        poison = [index for index, record in enumerate(found) if record is not None and record.rule == POISON]
-        if poison and not self.names_the_guilty:
+        poison = {index for index, record in enumerate(found) if record is not None and record.rule == POISON}
+        shape = self.shape
+        if poison and shape is None:
             self._books.bisects += len(found) > 1
             return _refusal(400, "An event is not valid.")
+        again = set(range(0, len(found), shape.again)) - poison if shape and shape.again and len(found) > 1 else set()
         process = self._books.processes[headers["Ocp-Apim-Subscription-Key"]]
-        taken = [record for record in records if record.rule != POISON]
-        self._mine.delivery = self._books.store(taken, process)
-        self.named += bool(poison)
-        answer = {"accepted": len(taken), "duplicates": 0, "rejected": [_rejection(found, index) for index in poison]}
-        return Reply(body=json.dumps(answer).encode())
+        taken = [record for index, record in enumerate(found) if record is not None and index not in poison | again]
+        delivery = self._mine.delivery = self._books.store(taken, process)
+        if shape is None or not poison | again:
+            return Reply(body=json.dumps({"accepted": len(taken), "duplicates": 0, "rejected": []}).encode())
+        self.shaped += 1
+        if shape.is_vague:
+            delivery.doubt = "answer vague"
+        ids = [record.event["EventId"] if record else "" for record in found]
+        return Reply(status=shape.status, body=json.dumps(shape.document(ids, poison, again)).encode())
 
     def _hang(self) -> Reply:
         until = time.monotonic() + _HANG_S
@@ -194,12 +243,6 @@ class Intake(FakeService):
             return False
         except OSError:
             return True
-
-
-def _rejection(found: list[Record | None], index: int) -> Mapping[str, object]:
-    record = found[index]
-    assert record is not None
-    return {"index": index, "EventId": record.event["EventId"], "message": "is not valid"}
 
 
 def _refusal(status: int, message: str) -> Reply:

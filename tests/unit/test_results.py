@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.delivery.results import ALL_TAKEN, Results, read_results
+from shipper.delivery.results import Results, read_results
 from tests.cases import each
 
 IDS = [f"0f8fad5b-d9cb-469f-a165-70867728950{digit}" for digit in range(5)]
 
 
 def read(document: Any) -> Results:
-    return read_results(document, lambda: IDS)
+    return read_results(document, len(IDS), lambda: IDS)
 
 
 @each(
@@ -25,25 +25,23 @@ def read(document: Any) -> Results:
         {"rejected": [{"index": 3, "EventId": IDS[3], "field": "IP", "message": "bad"}]},
         {"rejected": [{"index": 3, "message": "IP: bad"}]},
         {"Rejected": [{"EventId": IDS[3].upper(), "error": "IP: bad"}]},
-        {"errors": [{"row": 3, "reason": "IP: bad"}]},
+        {"errors": [{"row": 4, "EventId": IDS[3], "reason": "IP: bad"}]},
         {"errors": {"3": "IP: bad"}},
         {"errors": {IDS[3]: "IP: bad"}},
+        {IDS[3]: "IP: bad"},
         {"failed_records": [{"index": 0, "insert_id": IDS[3], "message": "IP: bad"}]},
         {"accepted": 4, "failed": [{"eventId": IDS[3], "description": "IP: bad"}]},
-        {"results": [{"index": 0, "status": 201}, {"index": 3, "status": 422, "message": "IP: bad"}]},
-        {
-            "results": [
-                {"EventId": IDS[0], "status": "accepted"},
-                {"EventId": IDS[3], "status": "rejected", "error": "IP: bad"},
-            ]
-        },
-        {"items": [{"id": IDS[3], "success": False, "message": "IP: bad"}, {"id": IDS[1], "success": True}]},
-        [{"index": 3, "status": "400", "message": "IP: bad"}, {"index": 1, "status": "200"}],
+        {"data": {"outcome": {"rejected": [{"eventId": IDS[3], "description": "IP: bad"}]}}},
+        {"results": [{"index": 3, "status": 422, "message": "IP: bad"}]},
+        [{"index": 3, "status": "400", "message": "IP: bad"}],
         [{"index": 3, "error": "IP: bad"}],
+        [*[{"status": "ok"}] * 3, {"status": "rejected", "error": "IP: bad"}, {"status": "ok"}],
     ],
 )
 def test_the_refused_event_is_found_with_what_is_said_of_it(document: Any):
-    assert read(document) == Results(rejected={3: "IP: bad"})
+    found = read(document)
+    assert found.rejected == {3: "IP: bad"}
+    assert (found.retried, found.unnamed, found.unclear) == (frozenset(), 0, "")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +54,7 @@ def test_the_refused_event_is_found_with_what_is_said_of_it(document: Any):
     ],
 )
 def test_shapes_with_less_in_them_are_read(document: Any, rejected: dict[int, str]):
-    assert read(document) == Results(rejected=rejected)
+    assert read(document).rejected == rejected
 
 
 @each(
@@ -77,30 +75,50 @@ def test_refused_events_without_a_name_are_counted(document: Any, unnamed: int):
     assert read(document).unnamed == unnamed
 
 
+@each("name", ["row", "rowNumber", "line", "position"])
+def test_a_place_that_may_be_counted_from_1_is_not_believed_nor_any_other_index_beside_it(name: str):
+    assert read({"errors": [{name: 2, "message": "bad"}]}) == read({"errors": [{"message": "bad"}]})
+    mixed = read({"errors": [{"index": 1, "message": "bad"}, {name: 2, "message": "bad"}]})
+    assert (mixed.rejected, mixed.unnamed) == ({}, 1)
+    in_order = read([{name: number, "status": 400 if number == 2 else 200} for number in range(1, 6)])
+    assert (in_order.rejected, in_order.unnamed) == ({}, 1), "the order may not be the order of the batch"
+
+
+def test_an_index_out_of_range_takes_the_belief_in_all_others_away():
+    found = read({"rejected": [{"index": 1}, {"index": 5}, {"index": 5, "EventId": IDS[4]}]})
+    assert set(found.rejected) == {4}
+    assert found.unnamed == 1
+
+
 @each(
     "document",
     [
-        None, 7, "x", [], {}, {"accepted": 5}, {"rejected": 0}, {"rejected": []}, {"rejected": None}, {"errors": {}},
-        {"errors": False}, {"failed": ""}, {"events": [{"EventId": IDS[0], "ConsumerStatus": "Verified"}]}, [1, 2],
+        None, "x", [], {}, {"accepted": 5}, {"rejected": 0}, {"rejected": []}, {"rejected": None}, {"errors": {}},
+        {"errors": False}, {"failed": ""}, 5, True,
+        {"events": [{"EventId": each, "ConsumerStatus": "x"} for each in IDS]},
     ],
 )  # fmt: skip
 def test_a_document_that_refuses_nothing_says_nothing(document: Any):
-    assert read(document) is ALL_TAKEN
+    found = read(document)
+    assert (found.rejected, found.retried, found.unnamed, found.denial, found.unclear) == ({}, frozenset(), 0, "", "")
 
 
-def test_an_event_that_is_to_be_sent_again_is_no_refused_one():
-    document = [{"index": 1, "status": 503}, {"index": 2, "status": 429}, {"index": 3, "status": 400, "error": "bad"}]
-    assert read(document) == Results(rejected={3: "bad"}, retried=frozenset({1, 2}))
+@each("again", [503, 503.0, "503", "429", "425", 408, 599, "503 Service Unavailable", "throttled"])
+@each("refused", [400, "422", 409.0, "denied", "fail", False, "false", "Rejected", "INVALID_ARGUMENT"])
+def test_an_event_that_is_to_be_sent_again_is_no_refused_one(again: Any, refused: Any):
+    found = read([{"index": 1, "status": again}, {"index": 3, "status": refused, "error": "bad"}])
+    assert (found.rejected, found.retried) == ({3: "bad"}, {1})
 
 
-def test_results_that_are_all_good_are_results():
-    found = read({"results": [{"index": 0, "status": 201}]})
-    assert found == ALL_TAKEN
-    assert found is not ALL_TAKEN
+def test_results_that_are_all_good_are_told():
+    assert read({"results": [{"status": 201}] * 5}).is_told
+    assert not read({"id": "x"}).is_told
 
 
-def test_an_unknown_word_is_no_refusal():
-    assert read([{"index": 0, "status": "queued"}]).rejected == {}
+def test_an_unknown_word_is_neither_refusal_nor_acceptance():
+    found = read([{"EventId": each, "status": "zork"} for each in IDS])
+    assert not found.rejected
+    assert found.unclear
 
 
 documents = st.recursive(
