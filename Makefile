@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt e2e cov bench soak lives torture fuzz lock all clean
+.PHONY: help setup demo test check fmt e2e cov bench soak held lives torture fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -49,6 +49,9 @@ bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
 
 soak: setup ## half an hour at full speed with rotation and faults: does anything grow (MINUTES=30, SEED)
 	$(BIN)/python -m tests.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
+
+held: setup ## memory and repeats with the most awkward records, in an outage, after a kill (EVENTS=5000000)
+	$(BIN)/python -m tests.soak.sparse --events $(or $(EVENTS),5000000)
 
 lives: setup ## thousands of random lives of files (SEED=1), and outages: some minutes
 	$(BIN)/python -m tests.soak.sources_soak $(SEED)

@@ -48,6 +48,7 @@ class Batcher:
         self._linger_s = linger_s
         self._unique_consumers = unique_consumers
         self._deferred: deque[_Deferred] = deque()
+        self._deferred_bytes = 0
         self._batches = 0
         self._clear()
 
@@ -81,9 +82,9 @@ class Batcher:
     @property
     def is_congested(self) -> bool:
         """Whether so many events wait for a later batch that no more should be added before some are sent."""
-        return len(self._deferred) >= self.max_events or (
-            bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
-        )
+        if len(self._deferred) >= self.max_events or self._deferred_bytes >= self._max_bytes:
+            return True
+        return bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
 
     @property
     def due_at(self) -> float | None:
@@ -118,7 +119,11 @@ class Batcher:
         for ordinal, (line, event_id, consumer_id) in enumerate(events):
             event = _Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
             if not self._take_one(event):
-                self._deferred.append(event)
+                self._defer(event)
+
+    def _defer(self, event: _Deferred) -> None:
+        self._deferred.append(event)
+        self._deferred_bytes += len(event.line)
 
     def _is_disjoint(self, event_ids: list[str], consumer_ids: set[int]) -> bool:
         self._collect_event_ids()
@@ -175,6 +180,8 @@ class Batcher:
             parts=self._parts,
         )
         self._clear()
-        waiting, self._deferred = self._deferred, deque()
-        self._deferred.extend(event for event in waiting if not self._take_one(event))
+        waiting, self._deferred, self._deferred_bytes = self._deferred, deque(), 0
+        for event in waiting:
+            if not self._take_one(event):
+                self._defer(event)
         return batch

@@ -323,7 +323,8 @@ class StateSettings(Section, frozen=True):
         Path, Meta(description="checkpoints, dead letters and spool; one directory per running shipper")
     ] = msgspec.field(default_factory=lambda: default_state_directory(os.environ))
     commit_interval_seconds: Annotated[
-        float, Meta(ge=0.001, le=60, description="least time between two commits of the state")
+        float,
+        Meta(ge=0.001, le=60, description="longest wait for a commit of the state; much to save is saved at once"),
     ] = 0.5
     dead_letter_max_bytes: Annotated[
         int, Meta(ge=1, description="quota of the dead letters; at it, delivery pauses")

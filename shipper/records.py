@@ -245,6 +245,7 @@ class Span(Struct, eq=False, kw_only=True):
         chunk: Where its records stand as they came; None once no record is unsettled.
         lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
         bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
+        sent_bytes: Length of its events as they are sent.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.
@@ -262,6 +263,7 @@ class Span(Struct, eq=False, kw_only=True):
     chunk: Chunk | None = None
     lines_at: int = 0
     bounds: array[int] = NO_BOUNDS
+    sent_bytes: int = 0
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []

@@ -2,7 +2,12 @@
 
 from typing import Final
 
-BACK_TO_5: Final = """
+BACK_TO_6: Final = """
+DROP TABLE ledger_parts;
+PRAGMA user_version = 6;
+"""
+BACK_TO_5: Final = f"""
+{BACK_TO_6}
 DROP TABLE log_chain;
 DROP TABLE expiry;
 PRAGMA user_version = 5;

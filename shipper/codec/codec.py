@@ -152,6 +152,7 @@ class Codec:
             chunk=chunk if events else None,
             lines_at=piece.starts[0] if events else 0,
             bounds=_bounds_of(piece, chunk.start_offset),
+            sent_bytes=len(piece.lines),
             ledger=tally(columns),
             repeated=tally(repeated),
         )

@@ -19,11 +19,12 @@ _affiliate_id = attrgetter("AffiliateID")
 _hour = itemgetter(slice(0, 13))
 _media = itemgetter(slice(0, -33))  # what is in front of `_` and 32 digits
 _is_hour: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d", re.ASCII).fullmatch
+_BRAND_ID_MAX: Final = 2**63 - 1  # that the state can hold
 _is_media: Final = re.compile(r"\d{0,20}", re.ASCII).fullmatch
 
 
 def tally(columns: Columns) -> dict[LedgerKey, int]:
-    """Count events; what a relaxed rule has let pass and has no hour is not counted, what has no digits as none."""
+    """Count events; what a relaxed rule let pass without an hour or a brand is not counted, without digits as none."""
     found = Counter(
         zip(
             map(_hour, columns.timestamps),
@@ -33,10 +34,18 @@ def tally(columns: Columns) -> dict[LedgerKey, int]:
             strict=True,
         )
     )
-    if all(map(_is_hour, {key[0] for key in found})) and all(map(_is_media, {key[3] for key in found})):
+    if (
+        all(map(_is_hour, {key[0] for key in found}))
+        and all(map(_is_media, {key[3] for key in found}))
+        and all(map(_is_brand_id, {key[1] for key in found}))
+    ):
         return found
     put_right: Counter[LedgerKey] = Counter()
     for (hour, brand_id, affiliate_id, media), count in found.items():
-        if _is_hour(hour):
+        if _is_hour(hour) and _is_brand_id(brand_id):
             put_right[hour, brand_id, affiliate_id, media if _is_media(media) else ""] += count
     return put_right
+
+
+def _is_brand_id(number: int) -> bool:
+    return abs(number) <= _BRAND_ID_MAX

@@ -21,6 +21,7 @@ from shipper.records import Batch, Chunk, Refusal, Rejection, Stream
 log = structlog.get_logger("pipeline")
 
 _DUPLICATES_TOLD: Final = 5
+_SPAN_RECORDS_MAX: Final = 10_000  # so that no span alone passes far beyond what may be held
 
 
 class Packer:
@@ -91,7 +92,7 @@ class Packer:
             encoded = self._codec.encode(
                 chunk,
                 offset,
-                room_events=self._batcher.room_events,
+                room_events=min(self._batcher.room_events, _SPAN_RECORDS_MAX),
                 room_bytes=self._batcher.room_bytes,
                 latest=latest,
             )

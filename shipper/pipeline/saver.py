@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from shipper.config import StateSettings
 from shipper.errors import DeliveryGaveUpError, StateError, StateUnwritableError
 from shipper.records import Checkpoint, Totals
-from shipper.state.acks import Acks
+from shipper.state.acks import Acks, weight
 from shipper.state.store import Saved
 
 log = structlog.get_logger("pipeline")
@@ -59,6 +59,7 @@ class Saver:
         full_since: When something settled could not be saved first, on the event loop's clock; None = all can.
         commits: Transactions so far.
         settled_bytes: Of all inputs.
+        unsaved_bytes: What was settled and is not on disk yet holds so much memory, estimated.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Saver:
         self.full_since: float | None = None
         self.commits = 0
         self.settled_bytes = 0
+        self.unsaved_bytes = 0
 
     @property
     def has_unsaved(self) -> bool:
@@ -141,7 +143,9 @@ class Saver:
         Raises:
             StateError: The state store cannot be written, or does not come to an end with it in time.
         """
-        self._unsaved += self._acks.take()
+        taken = self._acks.take()
+        self._unsaved += taken
+        self.unsaved_bytes += sum(map(weight, taken))
         if not self._unsaved or self._is_stuck:  # what is stuck may be saved yet: twice would count twice
             return
         with anyio.CancelScope(shield=True, deadline=self._ends_at) as self._saving:
@@ -162,6 +166,7 @@ class Saver:
                 self.settled_bytes += checkpoint.end_offset - checkpoint.start_offset
             self.commits += 1
             self._unsaved = saved.waiting
+            self.unsaved_bytes = sum(map(weight, saved.waiting))
             self._note_room(Obstacle("dead_letters_full" if saved.why else "", saved.why))
             if saved.done:
                 await self._on_saved()

@@ -11,7 +11,9 @@ from shipper.config import StateSettings
 from shipper.pipeline.saver import Keeper, Saver
 from shipper.state.acks import Acks
 
-_MAX_OPEN_SPANS: Final = 4096
+MAX_HELD_BYTES: Final = 32 << 20
+"""Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
+_SAVED_TOGETHER: Final = 8192  # entries, four records counting as one: then a save waits no longer
 
 
 class Settlement:
@@ -48,6 +50,12 @@ class Settlement:
         )
         self.stopping = anyio.Event()
         self.has_left_chunks = False
+        self._asked_at = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What is read and not saved holds so much memory, estimated; reading waits at `MAX_HELD_BYTES`."""
+        return self.acks.held_bytes + self.saver.unsaved_bytes
 
     def tell_progress(self) -> None:
         """Something was settled or saved: let those look again that wait for it."""
@@ -68,13 +76,21 @@ class Settlement:
         Returns:
             False = it may not, and for good: behind a gap nothing may be settled.
         """
-        while self.acks.open_spans >= _MAX_OPEN_SPANS or self.saver.full_since is not None:
+        self._ask_after_much()
+        while self.held_bytes >= MAX_HELD_BYTES or self.saver.full_since is not None:
             if self.saver.full_since is not None and self.stopping.is_set():
                 self.has_left_chunks = True
                 return False
             await flush()
             await self._next_save()
         return True
+
+    def _ask_after_much(self) -> None:
+        """Ask for a save before the interval has passed, so that a crash repeats little and little is held."""
+        done = self.acks.entries + self.acks.totals.read // 4
+        if done - self._asked_at >= _SAVED_TOGETHER:
+            self._asked_at = done
+            self.saver.ask()
 
     async def until_saved(self) -> None:
         """Wait until all that is settled is saved, or until a stop is asked for; then there is a last try."""

@@ -1,23 +1,46 @@
-"""What was accepted, by what the platform's report counts it by: hour, brand, affiliate and media."""
+"""
+What was accepted, by what the platform's report counts it by: hour, brand, affiliate and media.
+
+Counts that recur are added up in place, in the table `ledger`. Where nearly each event has a key of its own, that
+table would grow with the input and cost a random access for each event; so such counts are appended, those of a save
+as one compressed row of `ledger_parts`, and added up when they are read.
+
+Both are a single statement each: SQLite runs it without Python's lock, which a thread beside a busy event loop waits
+milliseconds for, each time.
+"""
 
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import compress, repeat
 from pathlib import Path
-from typing import Final
+from sys import intern
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from shipper.records import Checkpoint, LedgerKey
+from shipper.state.acks import add_to, added
 from shipper.state.schema import open_for_reading, understood
 
 _ADD: Final = """
-INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+    json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]')
+FROM json_each(?) WHERE TRUE
 ON CONFLICT DO UPDATE SET accepted = accepted + excluded.accepted, duplicates = duplicates + excluded.duplicates
 """
+_APPEND: Final = "INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES (?, ?, ?)"
+_APPENDED_KEYS_MIN: Final = 256  # fewer are as cheap in place
+_EVENTS_PER_KEY: Final = 4  # with more than that, keys recur
+
+_Columns = Sequence[Sequence[Any]]  # hours, brands, affiliates, media, accepted, duplicates; one entry each per key
+_decode: Final = msgspec.msgpack.Decoder(tuple[list[str], list[int], list[str], list[str], list[int], list[int]]).decode
 
 
 class LedgerRow(Struct, frozen=True):
@@ -42,13 +65,37 @@ class LedgerRow(Struct, frozen=True):
 
 def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint]) -> None:
     """Count what some checkpoints pass, within the transaction that saves them."""
-    accepted: Counter[LedgerKey] = Counter()
-    repeated: Counter[LedgerKey] = Counter()
-    for checkpoint in checkpoints:
-        accepted.update(checkpoint.ledger)
-        repeated.update(checkpoint.repeated)
-    rows = {key: (accepted[key], repeated[key]) for key in accepted | repeated}
-    db.executemany(_ADD, [(*key, *counts) for key, counts in rows.items() if any(counts)])
+    passed = list(checkpoints)
+    accepted = _without_zeros(added(checkpoint.ledger for checkpoint in passed))
+    repeated = _without_zeros(added(checkpoint.repeated for checkpoint in passed))
+    keys = [*accepted, *(repeated.keys() - accepted.keys())]
+    if not keys:
+        return
+    columns = [*zip(*keys, strict=True), *(list(map(each.get, keys, repeat(0))) for each in (accepted, repeated))]
+    events = accepted.total() + repeated.total()
+    is_sparse = len(keys) >= _APPENDED_KEYS_MIN and events <= _EVENTS_PER_KEY * len(keys)
+    if is_sparse or "\0" in "".join(columns[2]):  # which JSON would end the text at
+        db.execute(_APPEND, (min(columns[0]), max(columns[0]), _packed(columns)))
+    else:
+        db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+
+
+def _without_zeros(counts: Counter[LedgerKey]) -> Counter[LedgerKey]:
+    """Leave out the keys of which all events were refused in the end."""
+    return counts if all(counts.values()) else +counts
+
+
+def _packed(columns: _Columns) -> bytes:
+    from isal import isal_zlib  # five times as fast, and needed by few
+
+    return isal_zlib.compress(msgspec.msgpack.encode(columns), 1)
+
+
+def _unpacked(data: bytes) -> _Columns:
+    try:
+        return _decode(zlib.decompress(data))
+    except (zlib.error, msgspec.DecodeError) as error:
+        raise sqlite3.DatabaseError(f"a part of its ledger is damaged: {error}") from None
 
 
 def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:
@@ -66,9 +113,33 @@ def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[Ledger
     if db is None:
         return []
     with closing(db), understood(directory / "state.db"):
+        db.execute("BEGIN")  # so that both tables are of one moment
         rows = db.execute(
             "SELECT hour, brand_id, affiliate_id, media, accepted, duplicates FROM ledger "
             "WHERE hour >= ? AND hour < ? ORDER BY hour, brand_id, affiliate_id, media",
             (start, end),
         )
-        return [LedgerRow(*row) for row in rows]
+        parts = db.execute(
+            "SELECT data FROM ledger_parts WHERE last_hour >= ? AND first_hour < ? ORDER BY id", (start, end)
+        )
+        return _merged([LedgerRow(*row) for row in rows], map(_unpacked, (data for (data,) in parts)), start, end)
+
+
+def _merged(rows: list[LedgerRow], parts: Iterator[_Columns], start: str, end: str) -> list[LedgerRow]:
+    """Add the parts, one after the other, to the rows of the table."""
+    accepted: Counter[LedgerKey] = Counter()
+    repeated: Counter[LedgerKey] = Counter()
+    for part in parts:
+        is_asked = [start <= hour < end for hour in part[0]]
+        hours, *rest = (list(compress(column, is_asked)) for column in part)
+        keys = list(zip(map(intern, hours), *rest[:3], strict=True))
+        add_to(accepted, dict(zip(keys, rest[3], strict=True)))
+        add_to(repeated, {key: count for key, count in zip(keys, rest[4], strict=True) if count})
+    if not accepted and not repeated:
+        return rows
+    for row in rows:
+        key = (row.hour, row.brand_id, row.affiliate_id, row.media)
+        accepted[key] += row.accepted
+        repeated[key] += row.duplicates
+    found = sorted(accepted.keys() | repeated.keys())
+    return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in found]

@@ -18,7 +18,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -97,6 +97,14 @@ CREATE TABLE expiry ( -- what a look at the dead letters found past its retentio
     up_to_id INTEGER NOT NULL
 ) STRICT;
 """
+_LEDGER_PARTS: Final = """
+CREATE TABLE ledger_parts ( -- counts that were appended, to be added to those of ledger
+    id INTEGER PRIMARY KEY,
+    first_hour TEXT NOT NULL, -- the least and the greatest one in it
+    last_hour TEXT NOT NULL,
+    data BLOB NOT NULL -- zlib of msgpack: the columns of ledger, each as an array
+) STRICT;
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -135,6 +143,7 @@ INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_str
 {_INPUTS}
 {_LEDGER}
 {_ONCE}
+{_LEDGER_PARTS}
 """
 _FROM_1: Final = f"""
 ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
@@ -159,6 +168,7 @@ _FROM_4: Final = f"""
 ALTER TABLE streams ADD COLUMN settled_until REAL;
 {_COUNTS}
 {_ONCE}
+{_LEDGER_PARTS}
 """
 _STEPS: Final = {
     0: _SCHEMA,
@@ -166,7 +176,8 @@ _STEPS: Final = {
     2: _FROM_2 + _LEDGER + _FROM_4,
     3: _LEDGER + _FROM_4,
     4: _FROM_4,
-    5: _ONCE,
+    5: _ONCE + _LEDGER_PARTS,
+    6: _LEDGER_PARTS,
 }  # by the version that is there
 
 

@@ -8,6 +8,7 @@ server, which throws the events away and counts them:
     codec            the codec alone, no network, no state; timed inside the process
     backfill         the whole command `shipper backfill FILE`
     backfill-sloppy  the same of records that all need normalising
+    backfill-sparse  the same of records of a year, 40 brands and 900,000 media: nearly each counts alone in the ledger
     backfill-csv     the same of CSV with a mapping
     backfill-many    the same of a folder of files of 500 events each: 1,000 files, if there are 500,000 events
     backfill-gz      the same of one gzip file

@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .measure import CA_FILE, ROOT, RowError, clean_environment
-from .variants import MAPPING, POISON_ONE_IN, archive, csv_header, csv_row, many_files, poisoner, sloppy, variant
+from .variants import (
+    MAPPING,
+    POISON_ONE_IN,
+    archive,
+    csv_header,
+    csv_row,
+    many_files,
+    poisoner,
+    sloppy,
+    sparser,
+    variant,
+)
 
 SHIPPER: Final = Path(sys.executable).with_name("shipper")
 INTAKE_PATH: Final = "/dim/v1/player/activities"
 BACKFILLS: Final = (
-    *("backfill", "backfill-sloppy", "backfill-csv"),
+    *("backfill", "backfill-sloppy", "backfill-sparse", "backfill-csv"),
     *("backfill-many", "backfill-gz", "backfill-zst", "backfill-rss"),
     *("backfill-slow", "backfill-faulty", "backfill-picky"),
     *("backfill-tls", "backfill-workers"),
@@ -113,6 +124,8 @@ def _input_of(name: str, bench: Bench) -> Path:
     match name.removeprefix("backfill-"):
         case "sloppy":
             return variant(sample, ".sloppy", sloppy)
+        case "sparse":
+            return sparse_file(sample)
         case "csv":
             return variant(sample, ".csv", csv_row, csv_header())
         case "many":
@@ -124,6 +137,11 @@ def _input_of(name: str, bench: Bench) -> Path:
         case "rss":
             return sample_file(bench.large_events)
     return sample
+
+
+def sparse_file(sample: Path) -> Path:
+    """Make the sample sparse: nearly every record with a key of its own in the ledger."""
+    return variant(sample, ".sparse", sparser())
 
 
 def write_config(url: str, directory: Path, more: str = "") -> Path:

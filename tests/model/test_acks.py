@@ -8,8 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from shipper.records import Batch, Rejection, Span, Stream
-from shipper.state.acks import Acks
+from shipper.records import Batch, Chunk, Rejection, Span, Stream
+from shipper.state.acks import Acks, weight
+
+CHUNK_BYTES = 1000
 
 
 class Settling(RuleBasedStateMachine):
@@ -21,6 +23,14 @@ class Settling(RuleBasedStateMachine):
         self.owed: list[tuple[Span, Sequence[int]]] = []
         self.saved = {1: 0, 2: 0}
         self.handed = {"read": 0, "accepted": 0, "duplicates": 0, "rejections": 0}
+        self.chunks = {1: self.chunk(1), 2: self.chunk(2)}
+
+    def chunk(self, number: int) -> Chunk:
+        return Chunk(stream=self.streams[number - 1], start_offset=0, end_offset=0, data=b"x" * CHUNK_BYTES)
+
+    @rule(number=st.sampled_from([1, 2]))
+    def read_on(self, number: int) -> None:
+        self.chunks[number] = self.chunk(number)
 
     @rule(number=st.sampled_from([1, 2]), good=st.integers(0, 3), bad=st.integers(0, 2), repeated=st.integers(0, 2))
     def open(self, number: int, good: int, bad: int, repeated: int) -> None:
@@ -38,6 +48,9 @@ class Settling(RuleBasedStateMachine):
             unsettled=good,
             duplicates=repeated,
             rejections=rejections,
+            chunk=self.chunks[number] if good else None,
+            sent_bytes=good,
+            ledger={("2026-10-01T22", each, "", "1"): 1 for each in range(good)},
         )
         spans.append(span)
         self.acks.open(span, 0.0)
@@ -49,6 +62,13 @@ class Settling(RuleBasedStateMachine):
         count = data.draw(st.integers(1, min(3, len(self.owed))))
         parts = [self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1))) for _ in range(count)]
         self.acks.accept(Batch(number=1, body=b"", events=count, parts=parts))
+
+    @precondition(lambda self: self.owed)
+    @rule(data=st.data())
+    def reject(self, data: st.DataObject) -> None:
+        span, _ = self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1)))
+        refused = Rejection(start_offset=span.start_offset, end_offset=span.end_offset, rule="x", message="y", raw=b"z")
+        self.acks.reject(span, refused, None)
 
     @rule()
     def take(self) -> None:
@@ -83,6 +103,16 @@ class Settling(RuleBasedStateMachine):
         totals = self.acks.totals
         assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
         assert totals.pending == len(self.owed)
+
+    @invariant()
+    def what_is_held_is_all_that_is_open(self) -> None:
+        """Chunks are held while one of their spans is unsettled, but for what of them is on its way."""
+        spans = [span for number, of in self.spans.items() for span in of if span.end_offset > self.saved[number]]
+        unsettled = [span for span in spans if span.chunk is not None]
+        assert all(span.unsettled for span in unsettled)
+        chunks = len({id(span.chunk) for span in unsettled})
+        on_their_way = sum(span.sent_bytes for span in unsettled)
+        assert self.acks.held_bytes == sum(map(weight, spans)) + chunks * CHUNK_BYTES - on_their_way
 
 
 TestSettling = Settling.TestCase

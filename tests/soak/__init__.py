@@ -12,6 +12,7 @@ second both are looked at from outside: memory, descriptors, threads, the state 
     life.py      all of them together, from the start to the last account
     drawing.py   the curves as SVG
     memory.py    another question: how much memory, by requests in flight and size of batches
+    sparse.py    how much memory and how many repeats with the most awkward records: `make held`
 
 `delivery_soak` and `sources_soak` are commands of their own, with other claims. Linux only, as it reads /proc.
 """

@@ -160,10 +160,10 @@ async def test_linger_sends_a_batch_that_is_not_full(make: Any):
             group.cancel_scope.cancel()
 
 
-async def test_more_spans_without_events_than_may_be_open_do_not_stop_the_line(
+async def test_more_spans_without_events_than_may_be_held_do_not_stop_the_line(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(settlement, "_MAX_OPEN_SPANS", 400)
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 400_000)
     store = MemoryStore()
     with anyio.fail_after(120):
         summary = await make(ListSource([b"{}"] * 600), store, []).run()

@@ -30,6 +30,7 @@ from tests.unit.test_codec import line
 
 NOW_S = 1_800_000_000.0
 OPEN_SPANS = 512
+SPAN_BYTES = 2048 + 320  # one record, so one key in the ledger
 
 
 def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **changes: Any) -> Settings:
@@ -132,7 +133,7 @@ async def test_reading_waits_while_the_service_answers_nothing(make: Any):
 async def test_reading_waits_when_too_much_is_settled_behind_a_batch_that_is_not(
     make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(settlement, "_MAX_OPEN_SPANS", OPEN_SPANS)
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", OPEN_SPANS * SPAN_BYTES)
     source = Lines(last=OPEN_SPANS + 500)
     release = anyio.Event()
     pipeline = make(source, [release], [], batch_max_events=1)

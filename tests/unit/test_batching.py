@@ -103,6 +103,18 @@ def test_many_events_of_one_consumer_make_the_batcher_congested_and_leave_one_by
     assert left == [[("a", 1)], [("b", 1)], [("c", 1)], [("d", 1)], [("e", 1)]]
 
 
+def test_long_events_that_have_to_wait_make_the_batcher_congested_by_their_bytes():
+    crowded = batcher(max_events=1000, max_bytes=2000)
+    crowded.add(chunk(("a", 1), pad=800), now=0)
+    crowded.add(chunk(("b", 1), pad=800), now=0)
+    crowded.add(chunk(("c", 1), pad=800), now=0)
+    assert not crowded.is_congested
+    crowded.add(chunk(("d", 1), pad=800), now=0)
+    assert crowded.is_congested
+    crowded.take()
+    assert not crowded.is_congested
+
+
 PAIRS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 6)), max_size=6)
 
 

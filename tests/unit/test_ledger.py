@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from contextlib import closing
 from datetime import date
@@ -14,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.config import RecordsSettings
@@ -29,7 +30,7 @@ from shipper.state.letters import Content
 from shipper.state.schema import SCHEMA_VERSION
 from shipper.state.store import Store
 from tests.cases import each
-from tests.older_state import BACK_TO_3
+from tests.older_state import BACK_TO_3, BACK_TO_6
 from tests.unit.test_codec import MISSING, event
 from tests.unit.test_letters import VERSION_1
 
@@ -38,7 +39,7 @@ OTHER: LedgerKey = ("2026-10-02T00", 12, "70012", "50234")
 
 
 def checkpoint(end: int, ledger: dict[LedgerKey, int], **changes: Any) -> Checkpoint:
-    stream = Stream(stream_id=1, kind="file", path=changes.pop("path", "/a"))
+    stream = Stream(stream_id=1, kind="file", path="/a", compression=changes.pop("compression", ""))
     accepted = sum(ledger.values())
     fields = {"read": accepted, "accepted": accepted, "duplicates": 0, "rejections": [], "tail": b"", **changes}
     return Checkpoint(stream=stream, end_offset=end, ledger=ledger, **fields)
@@ -65,7 +66,7 @@ def test_a_save_that_fails_counts_nothing(tmp_path: Path):
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(10, {KEY: 3})], 1.0)
         with pytest.raises(StateError):
-            store.save([checkpoint(20, {KEY: 2}), checkpoint(30, {OTHER: 1}, path=None)], 2.0)
+            store.save([checkpoint(20, {KEY: 2}), checkpoint(30, {OTHER: 1}, compression=None)], 2.0)
         assert kept(tmp_path) == {KEY: (3, 0)}
         assert store.totals().accepted == 3
         store.save([checkpoint(20, {KEY: 2})], 2.0)
@@ -87,6 +88,85 @@ def test_a_range_of_hours_has_its_start_and_not_its_end(tmp_path: Path):
     assert read_ledger(tmp_path / "nowhere") == []
 
 
+def tables(directory: Path) -> tuple[int, int]:
+    """Count what was added up in place, and what was appended."""
+    with closing(sqlite3.connect(directory / "state.db")) as db:
+        (row,) = db.execute("SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM ledger_parts)")
+        return row
+
+
+def spread(first: int, keys: int) -> dict[LedgerKey, int]:
+    """So many keys with one event each."""
+    return {(f"2026-10-{1 + n % 28:02}T{n % 24:02}", 11, "", str(n)): 1 for n in range(first, first + keys)}
+
+
+def test_many_keys_of_few_events_are_appended_and_few_keys_are_added_up_in_place(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, spread(0, 1000))], 1.0)
+        assert tables(tmp_path) == (0, 1)
+        store.save([checkpoint(20, dict.fromkeys(spread(0, 1000), 100), repeated=spread(0, 5))], 2.0)
+        assert tables(tmp_path) == (1000, 1)
+        store.save([checkpoint(30, spread(500, 1000), repeated=spread(900, 200))], 3.0)
+        assert tables(tmp_path) == (1000, 2)
+    expected = Counter(dict.fromkeys(spread(0, 1000), 101)) + Counter(spread(500, 1000))
+    repeated = Counter(spread(0, 5)) + Counter(spread(900, 200))
+    assert kept(tmp_path) == {key: (expected[key], repeated[key]) for key in expected}
+    rows = read_ledger(tmp_path)
+    places = [(row.hour, row.brand_id, row.affiliate_id, row.media) for row in rows]
+    assert places == sorted(places)
+    days = [read_ledger(tmp_path, f"2026-10-{day:02}", f"2026-10-{day:02}~") for day in range(1, 29)]
+    assert [row for day in days for row in day] == rows
+
+
+KEYS = st.tuples(
+    st.sampled_from(["2026-10-01T22", "2026-10-02T00", "2026-11-01T05"]),
+    st.sampled_from([1, 2**63 - 1]),
+    st.sampled_from(["", "70012", "a\0b", 'ä"\\', "\U0001f3b2"]),
+    st.sampled_from(["", "1", "99999999999999999999"]),
+)
+COUNTS = st.dictionaries(KEYS, st.integers(0, 3), max_size=6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(st.tuples(COUNTS, COUNTS), max_size=6),
+    st.sampled_from([1, 3, 1000]),
+    st.sampled_from(["", "2026-10-02", "2026-10-02T00"]),
+    st.sampled_from(["~", "2026-11", "2026-11-01T05"]),
+)
+def test_the_ledger_answers_alike_however_the_counts_are_kept(
+    saves: list[tuple[dict[LedgerKey, int], dict[LedgerKey, int]]], appended_from: int, start: str, end: str
+):
+    """From one key on all are appended, from three on some, and from a thousand on nearly none."""
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        directory = Path(name)
+        patch.setattr("shipper.state.ledger._APPENDED_KEYS_MIN", appended_from)
+        with closing(Store(directory)) as store:
+            for number, (accepted, repeated) in enumerate(saves, 1):
+                store.save([checkpoint(number, accepted, repeated=repeated)], 1.0)
+        expected: dict[LedgerKey, tuple[int, int]] = {}
+        for accepted, repeated in saves:
+            for key in accepted.keys() | repeated.keys():
+                before = expected.get(key, (0, 0))
+                expected[key] = before[0] + accepted.get(key, 0), before[1] + repeated.get(key, 0)
+        found = read_ledger(directory, start, end)
+    assert [(row.hour, row.brand_id, row.affiliate_id, row.media) for row in found] == sorted(
+        key for key, counts in expected.items() if any(counts) and start <= key[0] < end
+    )
+    assert {(row.hour, row.brand_id, row.affiliate_id, row.media): (row.accepted, row.duplicates) for row in found} == {
+        key: counts for key, counts in expected.items() if any(counts) and start <= key[0] < end
+    }
+
+
+def test_a_part_of_the_ledger_that_is_damaged_is_an_error_that_says_so(tmp_path: Path):
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, spread(0, 1000))], 1.0)
+    with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
+        db.execute("UPDATE ledger_parts SET data = substr(data, 1, length(data) / 2)")
+    with pytest.raises(StateError, match="a part of its ledger is damaged"):
+        read_ledger(tmp_path)
+
+
 def version_1(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript(VERSION_1)
@@ -101,6 +181,21 @@ def version_2(path: Path) -> None:
             + "".join(f"ALTER TABLE streams DROP COLUMN {name};" for name in columns)
             + "PRAGMA user_version = 2"
         )
+
+
+def version_6(path: Path) -> None:
+    with closing(Store(path.parent)) as store:
+        store.save([checkpoint(5, {KEY: 7}, read=10, duplicates=3, repeated={KEY: 3})], 1.0)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(BACK_TO_6)
+
+
+def test_a_ledger_of_an_earlier_version_is_added_to(tmp_path: Path):
+    version_6(tmp_path / "state.db")
+    with closing(Store(tmp_path)) as store:
+        store.save([checkpoint(10, {KEY: 1, **spread(0, 1000)})], 1.0)
+    assert tables(tmp_path) == (1, 1)
+    assert kept(tmp_path) == {KEY: (8, 3), **dict.fromkeys(spread(0, 1000), (1, 0))}
 
 
 def version_3(path: Path) -> None:

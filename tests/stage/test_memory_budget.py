@@ -1,0 +1,263 @@
+"""What is read and not saved is bounded in bytes, whatever the input; counted in bytes, not by what a process shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from shipper.errors import StateUnwritableError
+from shipper.pipeline import Pipeline, Summary, settlement
+from shipper.records import Backlog, Chunk, Stream
+from shipper.state.acks import weight
+from shipper.state.ledger import read_ledger
+from shipper.state.store import Store
+from tests.fakes import ScriptedEndpoint
+from tests.stage.test_pipeline_edges import NOW_S, settings
+from tests.unit.test_codec import line
+
+BUDGET = 1 << 20
+RECORDS_PER_CHUNK = 100
+CHUNKS = 300  # far more than the budget has room for
+GOOD_CHUNKS = 2
+
+
+def good(number: int) -> bytes:
+    return line(number, ConsumerID=number + 1)
+
+
+def refused(number: int) -> bytes:
+    return line(number, ConsumerID=number + 1, IP="nowhere")
+
+
+def sparse(number: int) -> bytes:
+    """A record with a key of its own in the ledger."""
+    return line(number, ConsumerID=number + 1, BTag=f"{number + 1}_{'0' * 32}")
+
+
+def repeated(number: int) -> bytes:
+    return line(1, ConsumerID=1)
+
+
+class Records:
+    """Sends so many chunks of records, the first ones good; notes how much it got rid of."""
+
+    def __init__(self, record: Callable[[int], bytes], chunks: int = CHUNKS) -> None:
+        self.record = record
+        self.chunks = chunks
+        self.sent_bytes = 0
+        self.size = 0
+        self.is_exhausted = False
+        self.stream = Stream(stream_id=1, kind="file", path="x")
+
+    async def run(self, chunks_tx: Any) -> None:
+        numbers = count()
+        for at in range(self.chunks):
+            record = good if at < GOOD_CHUNKS else self.record
+            data = b"".join(record(next(numbers)) + b"\n" for _ in range(RECORDS_PER_CHUNK))
+            chunk = Chunk(stream=self.stream, start_offset=self.size, end_offset=self.size + len(data), data=data)
+            await chunks_tx.send(chunk)
+            self.size += len(data)
+            self.sent_bytes += len(data)
+        self.is_exhausted = True
+
+    def backlog(self) -> Backlog:
+        return Backlog()
+
+    async def after_save(self) -> None: ...
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    store = Store(tmp_path)
+    yield store
+    found = store.totals()
+    assert found.read == found.accepted + found.dead_lettered + found.duplicates
+    store.close()
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipeline]:
+    def make(source: Any, *scripts: Any, keeper: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
+        monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
+        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
+        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: next(endpoints))
+        made = settings(senders=len(scripts), **{"batch_max_events": RECORDS_PER_CHUNK, **changes})
+        state = msgspec.structs.replace(made.state, commit_interval_seconds=interval_s)
+        return Pipeline(
+            msgspec.structs.replace(made, state=state),
+            source,
+            keeper or store,
+            is_one_shot=True,
+            wall_time=lambda: NOW_S,
+            rng=Random(1),
+        )
+
+    return make
+
+
+async def until_it_rests(pipeline: Pipeline, source: Records) -> None:
+    """Wait until nothing is read any more, though commit intervals pass."""
+    before = None
+    while before != (before := (source.sent_bytes, repr(pipeline))) or not source.sent_bytes:
+        await anyio.sleep(0.05)
+
+
+def held_in_memory(pipeline: Pipeline) -> int:
+    """Add up what the open spans and the unsaved checkpoints really hold, of what may be much."""
+    held = pipeline._settlement
+    spans = [span for spans in held.acks._open.values() for span in spans]
+    rejections = [each for part in (*spans, *held.saver._unsaved) for each in part.rejections]
+    keys = sum(len(part.ledger) for part in (*spans, *held.saver._unsaved))
+    chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
+    return sum(len(each.raw) for each in rejections) + 250 * (len(rejections) + keys) + sum(chunks.values())
+
+
+async def assert_waits_within_the_budget(pipeline: Pipeline, source: Records, release: Callable[[], None]) -> Summary:
+    """Run, wait until reading waits, look at what is held, and let it end."""
+    summaries: list[Summary] = []
+
+    async def run() -> None:
+        summaries.append(await pipeline.run())
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            await until_it_rests(pipeline, source)
+            assert not source.is_exhausted, "reading did not wait"
+            assert pipeline._settlement.held_bytes > BUDGET // 2, "it waits for another reason"
+            assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
+            assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, "more than a span too much"
+            release()
+    return summaries[0]
+
+
+@pytest.mark.parametrize("record", [refused, sparse])
+async def test_what_is_settled_behind_an_unanswered_batch_is_bounded_in_bytes(
+    make: Any, store: Store, record: Callable[[int], bytes]
+):
+    never = anyio.Event()
+    source = Records(record)
+    pipeline = make(source, [never], [])
+    summary = await assert_waits_within_the_budget(pipeline, source, never.set)
+    assert (summary.outcome, summary.pending) == ("finished", 0)
+    assert summary.read == CHUNKS * RECORDS_PER_CHUNK
+    assert source.stream.checkpoint == source.size
+    assert pipeline._settlement.held_bytes == 0
+
+
+async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_failing_late(make: Any, store: Store):
+    """The store refuses only once much has come: what was read by then is what there was room for."""
+
+    class Unwritable:
+        is_open = False
+
+        def save(self, checkpoints: Any, now_s: float) -> Any:
+            if not self.is_open:
+                raise StateUnwritableError("no room")
+            return store.save(checkpoints, now_s)
+
+        def expire(self, before_s: float) -> int:
+            return 0
+
+    keeper = Unwritable()
+    source = Records(refused)
+    pipeline = make(source, [], keeper=keeper, interval_s=0.05)
+    summaries: list[Summary] = []
+
+    async def run() -> None:
+        summaries.append(await pipeline.run())
+
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            while not pipeline._saver.obstacle.reason:
+                await anyio.sleep(0.01)
+            await until_it_rests(pipeline, source)
+            assert not source.is_exhausted
+            assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200
+            keeper.is_open = True
+    assert (summaries[0].outcome, summaries[0].pending) == ("finished", 0)
+    assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
+
+
+async def test_records_that_fill_the_budget_alone_pass_one_by_one(make: Any, store: Store, monkeypatch: Any):
+    """No span fits, and still each is read once the one before it is saved."""
+    source = Records(refused, chunks=20)
+    pipeline = make(source, [])
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1)
+    with anyio.fail_after(60):
+        summary: Summary = await pipeline.run()
+    assert (summary.outcome, summary.read, summary.pending) == ("finished", 20 * RECORDS_PER_CHUNK, 0)
+
+
+async def test_a_chunk_of_which_one_record_waits_counts_as_a_whole(make: Any, store: Store):
+    """All others of it are duplicates; without a limit, a batch of 100 would hold 100 chunks."""
+    never = anyio.Event()
+
+    class Mixed(Records):
+        def __init__(self) -> None:
+            super().__init__(lambda number: good(number) if number % RECORDS_PER_CHUNK == 0 else repeated(number))
+
+    source = Mixed()
+    pipeline = make(source, [never])
+    summary = await assert_waits_within_the_budget(pipeline, source, never.set)
+    assert (summary.outcome, summary.pending) == ("finished", 0)
+    assert summary.accepted == GOOD_CHUNKS * RECORDS_PER_CHUNK + CHUNKS - GOOD_CHUNKS
+
+
+async def test_much_that_is_settled_is_saved_before_the_interval_has_passed(
+    make: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """An interval longer than the run: but for the saves that much asks for, there would be the last one alone."""
+    source = Records(sparse)
+    pipeline = make(source, [], interval_s=60.0)
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 1 << 30)
+    monkeypatch.setattr(settlement, "_SAVED_TOGETHER", 1000)
+    with anyio.fail_after(60):
+        summary: Summary = await pipeline.run()
+    assert summary.accepted == CHUNKS * RECORDS_PER_CHUNK
+    assert pipeline._saver.commits > 3
+    assert sum(row.accepted for row in read_ledger(store._path.parent)) == summary.accepted
+
+
+def test_an_estimate_is_no_less_than_what_is_measured():
+    import tracemalloc
+
+    from shipper.records import Rejection, Span
+
+    stream = Stream(stream_id=1, kind="file", path="x")
+
+    def span(number: int) -> Span:
+        ledger = {
+            (f"2026-11-20T{n % 24:02}", n % 40 + 300, "", str(100_000 + number * 1000 + n)): 1 for n in range(500)
+        }
+        rejections = [
+            Rejection(
+                start_offset=10**9 + n, end_offset=10**9 + n + 350, rule="ip", message="m", raw=bytes([n % 256]) * 350
+            )
+            for n in range(500)
+        ]
+        return Span(
+            stream=stream,
+            start_offset=10**9 + number,
+            end_offset=10**9 + number + 1,
+            tail=bytes([number]) * 512,
+            records=1000,
+            unsettled=0,
+            rejections=rejections,
+            ledger=ledger,
+        )
+
+    tracemalloc.start()
+    spans = [span(number) for number in range(20)]
+    measured, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    estimated = sum(map(weight, spans))
+    assert 0.7 * estimated < measured < 1.05 * estimated
