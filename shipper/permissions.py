@@ -23,6 +23,8 @@ def obstacle(path: Path, access: int = os.R_OK | os.W_OK) -> str:
     Returns:
         Empty if nothing does. Of what is not there, what keeps it from being made.
     """
+    if _may(path, access | (os.X_OK if os.path.isdir(path) else 0)):
+        return ""
     above: Path | None = None
     for folder in reversed(path.absolute().parents):
         if not os.path.lexists(folder):
@@ -30,9 +32,8 @@ def obstacle(path: Path, access: int = os.R_OK | os.W_OK) -> str:
         if not _may(folder, os.X_OK):
             return _denied(folder, os.X_OK)
         above = folder
-    if os.path.lexists(path):
-        is_folder = os.path.isdir(path)
-        return "" if _may(path, access | (os.X_OK if is_folder else 0)) else _denied(path, access)
+    if os.path.exists(path):
+        return _denied(path, access)
     return "" if above is None or _may(above, os.W_OK) else _denied(above, os.W_OK)
 
 
@@ -51,5 +52,5 @@ def _may(path: Path, access: int) -> bool:
 def _denied(path: Path, access: int) -> str:
     status = os.lstat(path)
     is_read_only = access & os.W_OK and os.statvfs(path).f_flag & os.ST_RDONLY
-    why = "its file system is read-only" if is_read_only else whose(status)
+    why = "its file system is read-only" if is_read_only else f"permission denied; {whose(status)}"
     return f"{path} cannot be {_WORDS[access]}: {why}"

@@ -154,12 +154,20 @@ class Backlog(Struct, frozen=True, kw_only=True):
         spool_bytes: Kept on disk of an input that cannot be read twice.
         total_bytes: Size of an input that has an end; None if it has none, or it is not known.
         unreachable_bytes: Of inputs that this run found gone before they were read.
+        unmatched: In words, which patterns no file matches.
+        unreadable: In words, which files cannot be read and why; not all of many.
+        unreadable_count: Of all of those.
+        is_known: Whether it was looked for inputs yet; until then, nothing of this is known.
     """
 
     lag_bytes: int = 0
     spool_bytes: int = 0
     total_bytes: int | None = None
     unreachable_bytes: int = 0
+    unmatched: Sequence[str] = ()
+    unreadable: Sequence[str] = ()
+    unreadable_count: int = 0
+    is_known: bool = True
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):

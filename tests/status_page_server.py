@@ -20,6 +20,8 @@ import msgspec
 from msgspec.structs import replace
 
 from shipper.admin.page import render
+from shipper.state.headline import headline_of
+from shipper.state.standing import StateNow
 from shipper.telemetry.live import Live, Moment, Pause
 from shipper.telemetry.pauses import ADVICE
 
@@ -74,12 +76,15 @@ STATE: dict[str, Any] = {
     "unreachable": [],
 }
 STATE["streams"][1]["compression"] = "gzip"
+NOTHING = {"read": 0, "accepted": 0, "dead_lettered": 0, "duplicates": 0, "streams": [], "stream_count": 0}
 REPORT = {"fetched_at": NOW - 3 * 3600, "account": 1001, "start": "2026-09-01", "end": "2026-09-20"}
 
 
 def document(live: Live = HEALTHY, **state: Any) -> dict[str, Any]:
     """Make an answer of `/status`; what is named of the state differs from the healthy one."""
-    return {"live": msgspec.to_builtins(live), "state": STATE | state, "report": REPORT}
+    answer = {"live": msgspec.to_builtins(live), "state": STATE | state, "report": REPORT}
+    headline = headline_of(live, msgspec.convert(answer["state"], StateNow))
+    return answer | {"headline": msgspec.to_builtins(headline)}
 
 
 def pause(reason: str, message: str) -> Pause:
@@ -190,7 +195,52 @@ SCENES: dict[str, tuple[dict[str, Any], list[list[Any]]]] = {
         history(1)[:3] + history(1)[10:11] + history(1)[20:],
     ),
     "stopped": (document(replace(HEALTHY, phase="stopped", outcome="drained")), history()),
-    "empty": ({"live": {"phase": "starting", "at": NOW, "command": "run"}, "state": {}, "report": None}, []),
+    "no-match": (
+        document(
+            replace(
+                HEALTHY,
+                unmatched=["no file matches /var/log/app/acquisitions*.ndjson: there is no folder /var/log/app"],
+                read=0,
+                accepted=0,
+                duplicates=0,
+                accepted_per_second=0.0,
+                settled_bytes_per_second=0.0,
+                last_accepted_at=None,
+            ),
+            **NOTHING,
+        ),
+        history(1),
+    ),
+    "unreadable": (
+        document(
+            replace(
+                HEALTHY,
+                lag_bytes=48_000,
+                unreadable=[
+                    "/var/log/app/app.ndjson cannot be read: permission denied; it belongs to user 0, group 4 "
+                    "(mode 0640), and this is user 998, group 998"
+                ],
+                unreadable_count=3,
+            )
+        ),
+        history(),
+    ),
+    "none-accepted": (
+        document(
+            replace(HEALTHY, read=1_561, accepted=0, dead_lettered=1_561, duplicates=0, last_accepted_at=None),
+            **LETTERS,
+        ),
+        history(1),
+    ),
+    "empty": (
+        {
+            "live": {"phase": "starting", "at": NOW, "command": "run"},
+            "headline": {"state": "busy", "title": "Starting"},
+            "state": {},
+            "report": None,
+        },
+        [],
+    ),
 }
 
 

@@ -19,6 +19,7 @@ from shipper.admin import page
 from shipper.admin.metrics import CONTENT_TYPE, Metrics
 from shipper.errors import ShipperError
 from shipper.report.history import LatestFetch, latest_fetch
+from shipper.state.headline import Headline, headline_of
 from shipper.state.standing import Standing, StateNow, state_now
 from shipper.telemetry.board import Board
 
@@ -31,9 +32,11 @@ class Status(Standing, frozen=True):
     How a shipper stands, and how fresh its reports are.
 
     Attributes:
+        headline: Both in words; None as long as the shipper has said nothing of itself.
         report: The report that was fetched last; None if none is kept.
     """
 
+    headline: Headline | None = None
     report: LatestFetch | None = None
 
 
@@ -81,7 +84,9 @@ class Admin:
             state, report = await run_sync(self._fresh_state)
         except ShipperError as error:
             return PlainTextResponse(f"{error}\n", status_code=500)
-        return _json(msgspec.json.encode(Status(self._board.live, state, report)))
+        live = self._board.live
+        headline = None if live is None else headline_of(live, state)
+        return _json(msgspec.json.encode(Status(live, state, headline, report)))
 
     def _fresh_state(self) -> tuple[StateNow, LatestFetch | None]:
         """Look into the state, but not so often that many who ask would keep it busy."""
@@ -118,7 +123,8 @@ class Admin:
         if live.pauses:
             text = "; ".join(f"{pause.reason}: {pause.message}" for pause in live.pauses)
             return PlainTextResponse(f"paused, {text}\n", status_code=503)
-        return PlainTextResponse("ready\n")
+        troubles = "; ".join(live.troubles)
+        return PlainTextResponse(f"ready, but {troubles}\n" if troubles else "ready\n")
 
 
 def _json(document: bytes) -> Response:

@@ -83,6 +83,8 @@ def of_process(live: Live) -> Iterator[Metric]:
     oldest_s = live.oldest_unsettled_seconds or 0.0
     yield _gauge("shipper_oldest_unsettled_seconds", "Age of the oldest record read and not settled", oldest_s)
     yield _gauge("shipper_spool_bytes", "Bytes of standard input on disk", live.spool_bytes)
+    yield _gauge("shipper_inputs_unreadable", "Files that match and cannot be read", live.unreadable_count)
+    yield _gauge("shipper_patterns_unmatched", "Patterns of input.include that no file matches", len(live.unmatched))
     yield _counter("shipper_unreachable_bytes", "Bytes of inputs gone before they were read", live.unreachable_bytes)
     yield _counter("shipper_commits", "Transactions of the state store", live.commits)
     paused = dict.fromkeys(ADVICE, 0) | {pause.reason: 1 for pause in live.pauses}

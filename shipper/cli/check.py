@@ -26,6 +26,7 @@ from shipper.cli.common import (
 )
 from shipper.config import EndpointSettings, Settings, load_written, require_endpoint, settings_from
 from shipper.errors import ConfigError
+from shipper.permissions import obstacle, whose
 from shipper.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
 from shipper.settings_sources import Written
 from shipper.telemetry.logs import configure_logs
@@ -200,11 +201,10 @@ def _directory(directory: Path) -> tuple[Result, str, str]:
         return "fail", name, f"{directory} is no directory; name another one"
     status = directory.stat()
     mode, is_ours = status.st_mode & 0o777, status.st_uid == os.geteuid()
-    owner = f"it belongs to user {status.st_uid} (mode {mode:04o}), and this is user {os.geteuid()}"
-    files = [path for path in (directory / "lock", directory / "state.db") if os.path.exists(path)]
-    closed = [path for path in files if not os.access(path, os.R_OK | os.W_OK)]
-    if closed or not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return "fail", name, f"{[*closed, directory][0]} cannot be read and written: {owner}"
+    owner = whose(status)
+    files = [path for path in (directory, directory / "lock", directory / "state.db") if os.path.lexists(path)]
+    if why := next(filter(None, map(obstacle, files)), ""):
+        return "fail", name, why
     if mode & 0o077 and not is_ours and os.geteuid():
         return "fail", name, f"{directory} is open to others and cannot be closed: {owner}"
     if not is_ours:
@@ -218,16 +218,14 @@ def _check_input(settings: Settings, findings: _Findings) -> None:
     from shipper.sources.discovery import Patterns
 
     name, include = "input.include", settings.input.include
-    found: set[Path] = set()
-    for pattern in include:
-        patterns = Patterns([pattern], exclude=settings.input.exclude, own_directory=settings.state.directory)
-        files = {each.path for each in patterns.find()}
-        if not files:
-            findings.add("note", name, f"no file matches {pattern} now")
-        found |= files
-    closed = sorted(path for path in found if not os.access(path, os.R_OK))
+    patterns = Patterns(include, exclude=settings.input.exclude, own_directory=settings.state.directory)
+    found = {each.path for each in patterns.find()}
+    for words in patterns.unmatched().values():
+        findings.add("note", name, words)
+    closed = [why for path in sorted(found) if (why := obstacle(path, os.R_OK))]
     if closed:
-        findings.add("fail", name, f"{len(closed):,} files must not be read, such as {closed[0]}; see their modes")
+        more = f"; and {len(closed) - 1:,} more" if len(closed) > 1 else ""
+        findings.add("fail", name, f"{closed[0]}{more}")
     if not include:
         findings.add("note", name, "names no files; `shipper run` needs some, `pipe` and `backfill` do not")
     elif found:

@@ -16,6 +16,7 @@ import typer
 from shipper.config import Settings, literal_secrets, load_written, require_endpoint, settings_from
 from shipper.errors import ConfigError
 from shipper.telemetry.logs import ForgivingStderr, configure_logs
+from shipper.telemetry.units import several as several
 
 T = TypeVar("T")
 
@@ -139,8 +140,3 @@ def plain(text: str) -> str:
 def on_one_line(text: str) -> str:
     """Write out what a terminal would obey."""
     return plain(text).replace("\n", " ")
-
-
-def several(count: int, noun: str, plural: str = "") -> str:
-    """Count things in words: `1 batch`, `2,000 batches`; without a plural of its own, an `s` makes it."""
-    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

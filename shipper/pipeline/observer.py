@@ -127,6 +127,10 @@ class Observer:
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
             settled_bytes_per_second=round((self._saver.settled_bytes - earliest.settled_bytes) / seconds, 1),
             lag_bytes=backlog.lag_bytes,
+            unmatched=list(backlog.unmatched),
+            unreadable=list(backlog.unreadable),
+            unreadable_count=backlog.unreadable_count,
+            has_looked=backlog.is_known,
             spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,
@@ -163,7 +167,11 @@ class Observer:
 
 def _report(live: Live) -> None:
     """Write what a person who reads only the log needs to know."""
-    more = {"paused": ", ".join(pause.reason for pause in live.pauses), "left_out": take_left_out()}
+    more = {
+        "paused": ", ".join(pause.reason for pause in live.pauses),
+        "troubles": live.troubles,
+        "left_out": take_left_out(),
+    }
     log.info(
         "self_report",
         read=live.read,

@@ -10,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from shipper.permissions import obstacle
+from shipper.records import shown
+
 
 class Found(NamedTuple):
     """
@@ -52,12 +55,16 @@ class Patterns:
         include: What to find, in this order.
         exclude: What to leave out.
         own_directory: The state directory. What shipper writes itself is never an input, by whatever name.
+
+    Attributes:
+        matches: How many files each pattern gave at the last look, whether another one had given them, too.
     """
 
     def __init__(self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = ()) -> None:
         self.include = tuple(include)
         self._exclude = exclude
         self._own_directory = own_directory
+        self.matches: dict[str, int] = {}
 
     def replaced(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
         """Make other patterns for the same state directory."""
@@ -66,19 +73,21 @@ class Patterns:
     def find(self) -> Iterator[Found]:
         """Look at the files that are there now, each name once."""
         own = _Own(self._own_directory)
-        seen = {path for pattern in self._exclude for path in glob.glob(pattern, recursive=True)}
+        seen = {path: False for pattern in self._exclude for path in glob.glob(pattern, recursive=True)}
+        matches = dict.fromkeys(self.include, 0)
         for pattern in self.include:
             for path in names(pattern):
-                if path in seen:
-                    continue
-                seen.add(path)
-                try:
-                    status = os.stat(path)
-                except (OSError, ValueError):  # it has just gone, is a link to nowhere, or no name at all
-                    continue
-                found = Found(path, (status.st_dev, status.st_ino), status, pattern)
-                if not stat.S_ISDIR(status.st_mode) and not own.has(found):
-                    yield found
+                if path not in seen:
+                    found = _found(path, pattern)
+                    seen[path] = found is not None and not own.has(found)
+                    if found is not None and seen[path]:
+                        yield found
+                matches[pattern] += seen[path]
+        self.matches = matches
+
+    def unmatched(self) -> dict[str, str]:
+        """Return the patterns that gave no file at the last look, with that in words."""
+        return {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
 
     def watched(self) -> Watched:
         """Choose the folders to watch for changes. Blocks."""
@@ -102,6 +111,27 @@ class Patterns:
 
 def _is_text(name: str) -> bool:
     return name.isascii() or name.encode("utf-8", "replace").decode() == name
+
+
+def _found(path: str, pattern: str) -> Found | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # it has just gone, is a link to nowhere, or no name at all
+        return None
+    return None if stat.S_ISDIR(status.st_mode) else Found(path, (status.st_dev, status.st_ino), status, pattern)
+
+
+def _why_nothing(pattern: str) -> str:
+    words = f"no file matches {shown(pattern)}"
+    with suppress(OSError, ValueError):
+        folder = fixed_folder(pattern)
+        there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))
+        is_whole = os.path.isdir(folder)
+        if why := obstacle(there, os.R_OK if is_whole and glob.has_magic(pattern) else os.X_OK):
+            return f"{words}: {shown(why)}"
+        if not is_whole:
+            return f"{words}: there is no folder {shown(folder)}"
+    return words
 
 
 class _Own:

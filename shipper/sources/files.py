@@ -22,6 +22,7 @@ from shipper.sources.register import StreamRegister, forget_oldest, tell_unreach
 
 log = structlog.get_logger("sources")
 
+_NAMED: Final = 10  # files that cannot be read
 READ_TOGETHER_BYTES: Final = 1 << 20  # of many small files, as many as this
 
 
@@ -62,6 +63,7 @@ class FilesOnce:
         self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
         self.unreadable = 0
+        self._unreadable: list[str] = []
         self._unreachable_bytes = 0
         self.is_exhausted = False
 
@@ -92,6 +94,8 @@ class FilesOnce:
             lag_bytes=max(0, self.total_bytes - self.done_bytes) + unsettled,
             total_bytes=self.total_bytes,
             unreachable_bytes=self._unreachable_bytes,
+            unreadable=self._unreadable,
+            unreadable_count=self.unreadable,
         )
 
     def _identify(self) -> None:
@@ -178,6 +182,7 @@ class FilesOnce:
     def _tell_unreadable(self, path: Path, error: Exception) -> None:
         log.error("source_unreadable", path=shown(path), error=str(error))
         self.unreadable += 1
+        self._unreadable = [*self._unreadable, shown(str(error))][:_NAMED]
 
     def _close(self) -> None:
         if self._reader is not None:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import structlog
 
@@ -24,7 +24,15 @@ from shipper.sources.register import StreamRegister, forget_oldest, tell_unreach
 log = structlog.get_logger("sources")
 
 _COPYING_WAITS: Final = 10  # times rotate_wait_s: a copy may take so long to be made
+_TOLD: Final = 10  # files that cannot be read, by name
 _QUIET_S: Final = 60.0  # a settled file that has not changed for so long need not be opened to be sure of it
+
+
+class _Refused(NamedTuple):
+    """A name that matches, and cannot be opened; `is_input`: it should be."""
+
+    words: str
+    is_input: bool
 
 
 class Follower:
@@ -45,6 +53,8 @@ class Follower:
         is_crowded: Whether files wait for others to be read to their end.
         lag_bytes: Known to exist and not settled, as of the last look.
         unreachable_bytes: Known to be unread in files that turned out to be gone.
+        has_looked: Whether there was a look at all names of the patterns of now.
+        unmatched, unreadable: Which patterns have no file, and which files cannot be read, in words.
     """
 
     def __init__(
@@ -70,7 +80,8 @@ class Follower:
         self._asleep: dict[Place, Signature] = {}  # of files that are at their end and closed
         self._sought: dict[int, float] = {}  # streams without a place, and how long they are looked for
         self._others: dict[Place, Signature] = {}  # of files that are none of those
-        self._refused: dict[Path, str] = {}
+        self._refused: dict[Path, _Refused] = {}
+        self._matched: set[str] = set()  # patterns that have had a file
         self._dropped: set[int] = set()  # streams that no pattern names any more, since the settings were read again
         self._is_first_look = True
         self._looked_at: float | None = None  # at all names, seconds since the epoch; before that, the look before
@@ -79,6 +90,9 @@ class Follower:
         self.is_crowded = False
         self.lag_bytes = 0
         self.unreachable_bytes = 0
+        self.has_looked = False
+        self.unmatched: list[str] = []
+        self.unreadable: list[str] = []
 
     def __repr__(self) -> str:
         return f"<Follower {self.files!r}>"
@@ -89,6 +103,7 @@ class Follower:
         """Look for other names from now on."""
         self._patterns = patterns
         self._has_new_patterns = True
+        self.has_looked = False
 
     def find(self) -> list[Found]:
         """Look at all names."""
@@ -121,7 +136,24 @@ class Follower:
         self.note()
         self.lag_bytes = self._lag_bytes(found, present)
         self._looked_at = self._finding_at
+        self._note_troubles()
         self._is_first_look = self._has_new_patterns = False
+
+    def _note_troubles(self) -> None:
+        """Put into words what keeps inputs from being read; replaced as a whole, as another thread reads it."""
+        unmatched = self._patterns.unmatched()
+        self._matched.update(self._patterns.matches.keys() - unmatched.keys())
+        # Where files are taken away once they are delivered, it is as it should be that none is left.
+        is_emptied = self._completion.action != "keep"
+        self.unmatched = [words for name, words in unmatched.items() if not (is_emptied and name in self._matched)]
+        self.unreadable = [each.words for each in self._refused.values() if each.is_input]
+        self.unreadable += [file.trouble for file in self.files if file.trouble]
+        if not self.has_looked:
+            self.has_looked = True
+            tell = log.warning if self.unmatched or self.unreadable else log.info
+            patterns = {shown(name): count for name, count in self._patterns.matches.items()}
+            notes = {"unmatched": self.unmatched, "unreadable": self.unreadable[:_TOLD]}
+            tell("inputs_found", patterns=patterns, **{name: each for name, each in notes.items() if each})
 
     def _close_unnamed(self, present: set[Place]) -> None:
         """Close the files that are where they were, but which no pattern names any more."""
@@ -236,9 +268,11 @@ class Follower:
         except FileNotFoundError:
             return
         except (SourceError, OSError) as error:
-            if self._refused.get(found.path) != str(error):
-                log.warning("source_refused", path=shown(found.path), error=str(error))
-                self._refused[found.path] = str(error)
+            # What is no file is an input only by its own name: a wildcard may well meet a socket.
+            refused = _Refused(shown(str(error)), stat.S_ISREG(found.status.st_mode) or found.name == found.pattern)
+            if self._refused.get(found.path) != refused:
+                log.warning("source_refused", path=shown(found.path), error=refused.words)
+                self._refused[found.path] = refused
 
     def _open_in_place(self, found: Found, now: float) -> None:
         if self._has_room(found):

@@ -26,6 +26,7 @@ log = structlog.get_logger("sources")
 _LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
 _LOOK_PAUSE_MAX_S: Final = 10.0  # even if a look took long, as on a busy machine
 _TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
+_NAMED: Final = 10  # files that cannot be read
 _DEBOUNCE_MS: Final = 40
 _STEP_MS: Final = 20  # between two looks whether the kernel has said anything; shorter would be sooner, and cost more
 _QUIET_STEP_MS: Final = 100
@@ -76,7 +77,15 @@ class FilesFollowed:
 
     def backlog(self) -> Backlog:
         """Tell what was not settled as of the last look."""
-        return Backlog(lag_bytes=self._follower.lag_bytes, unreachable_bytes=self._follower.unreachable_bytes)
+        follower = self._follower
+        return Backlog(
+            lag_bytes=follower.lag_bytes,
+            unreachable_bytes=follower.unreachable_bytes,
+            unmatched=follower.unmatched,
+            unreadable=follower.unreadable[:_NAMED],
+            unreadable_count=len(follower.unreadable),
+            is_known=follower.has_looked,
+        )
 
     def reconfigure(self, settings: InputSettings) -> None:
         """

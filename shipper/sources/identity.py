@@ -22,6 +22,7 @@ import structlog
 
 from shipper.errors import SourceError
 from shipper.framing import Framing
+from shipper.permissions import DENIALS, obstacle
 from shipper.records import Head, Stream, digest, shown
 from shipper.sources.content import Content, open_content
 from shipper.sources.generations import is_generation_of, looks_like_generation
@@ -432,7 +433,8 @@ def _opened(path: Path) -> int:
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket, or a FIFO that nobody reads
             raise not_regular(path) from error
-        raise SourceError(f"{path} cannot be read: {error.strerror}") from error
+        denied = obstacle(path, os.R_OK) if error.errno in DENIALS else ""
+        raise SourceError(denied or f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise not_regular(path)

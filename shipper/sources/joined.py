@@ -50,4 +50,8 @@ class Joined:
             spool_bytes=sum(one.spool_bytes for one in each),
             total_bytes=sum(totals) if totals else None,
             unreachable_bytes=sum(one.unreachable_bytes for one in each),
+            unmatched=[words for one in each for words in one.unmatched],
+            unreadable=[words for one in each for words in one.unreadable],
+            unreadable_count=sum(one.unreadable_count for one in each),
+            is_known=all(one.is_known for one in each),
         )

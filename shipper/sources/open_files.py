@@ -43,6 +43,7 @@ class OpenFile:
         noted_size: What was remembered of its size.
         unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
         is_to_note: Whether up to when it is settled has to be remembered, too.
+        trouble: Why the last attempt to read it failed, in words.
     """
 
     reader: StreamReader
@@ -56,6 +57,7 @@ class OpenFile:
     noted_size: int = 0
     unchanged_at: float | None = None
     is_to_note: bool = False
+    trouble: str = ""
 
     def note_unchanged(self) -> None:
         """If all of it is settled, it was so at the last look, too, as nothing had come by then."""
@@ -243,6 +245,7 @@ class OpenFiles:
             reader = file.reader
             reader.note_size(status, wall_time)
             chunk = reader.read(is_final=file.is_final)
+            file.trouble = ""
             if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
                 ended_before = reader.stream.ended_ns
                 reader.note_end(status, wall_time)
@@ -255,6 +258,8 @@ class OpenFiles:
         except OSError as error:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
+            file.trouble = shown(f"{file.reader.path} cannot be read: {error.strerror}")
         except SourceError as error:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
+            file.trouble = shown(str(error))
         return None

@@ -12,6 +12,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from shipper.telemetry.units import several
+
 Phase = Literal["starting", "running", "draining", "stopped"]
 
 
@@ -81,6 +83,7 @@ class Live(Figures, frozen=True, kw_only=True):
         total_bytes: Of an input with an end, its size, if known.
         accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
         lag_bytes: Known to exist and not settled, of all inputs.
+        unmatched, unreadable, unreadable_count, has_looked: See `Backlog`.
         spool_bytes: Of standard input, on disk.
         oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
         unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
@@ -110,6 +113,10 @@ class Live(Figures, frozen=True, kw_only=True):
     accepted_per_second: float = 0.0
     settled_bytes_per_second: float = 0.0
     lag_bytes: int = 0
+    unmatched: list[str] = []
+    unreadable: list[str] = []
+    unreadable_count: int = 0
+    has_looked: bool = True
     spool_bytes: int = 0
     oldest_unsettled_seconds: float | None = None
     unreachable_bytes: int = 0
@@ -117,6 +124,13 @@ class Live(Figures, frozen=True, kw_only=True):
     commits: int = 0
     reload_error: str = ""
     restart_needed: list[str] = []
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps inputs from being read, in words."""
+        more = self.unreadable_count - len(self.unreadable)
+        rest = [f"{several(more, 'more file')} cannot be read"] if more > 0 else []
+        return [*self.unreadable, *rest, *self.unmatched]
 
 
 class Moment(Struct, frozen=True, array_like=True):

@@ -68,4 +68,5 @@ def _words(live: Live) -> str:
     """Say in a line what `systemctl status` is to show."""
     if live.pauses:
         return f"paused: {', '.join(pause.reason for pause in live.pauses)}; {live.lag_bytes:,} bytes behind"
-    return f"{live.phase}: {live.accepted:,} accepted, {live.dead_lettered:,} refused, {live.lag_bytes:,} bytes behind"
+    figures = f"{live.accepted:,} accepted, {live.dead_lettered:,} refused, {live.lag_bytes:,} bytes behind"
+    return "; ".join([f"{live.phase}: {figures}", *live.troubles[:1]]).replace("\n", " ")

@@ -63,7 +63,7 @@ def test_a_history_of_reports_that_belongs_to_somebody_else_is_not_to_be_moved_a
     result = shipper.run("report", "history", "1001", prefix=where_permissions_hold(), check=False)
     assert result.returncode in {1, 2}
     assert "move" not in result.stderr
-    assert f"{place} cannot be read and written: it belongs to user {SOMEBODY}" in result.stderr
+    assert f"{place} cannot be read and written: permission denied; it belongs to user {SOMEBODY}" in result.stderr
 
 
 def test_a_folder_in_which_no_state_can_be_made_is_named_with_its_owner(shipper: Shipper, sample: Sample):
@@ -74,7 +74,10 @@ def test_a_folder_in_which_no_state_can_be_made_is_named_with_its_owner(shipper:
     result = shipper.run("pipe", prefix=where_permissions_hold(), settings=settings, check=False)
     assert result.returncode == 2
     assert "state.directory" in result.stderr
-    assert f"{above} cannot be written: it belongs to user {SOMEBODY}, group {SOMEBODY} (mode 0755)" in result.stderr
+    assert (
+        f"{above} cannot be written: permission denied; it belongs to user {SOMEBODY}, group {SOMEBODY} (mode 0755)"
+        in result.stderr
+    )
     assert list(above.iterdir()) == []
 
 
@@ -87,7 +90,9 @@ def test_a_folder_above_the_state_that_cannot_be_entered_is_named(shipper: Shipp
     for command in (["pipe"], ["status"], ["dead-letters", "list"]):
         result = shipper.run(*command, prefix=where_permissions_hold(), settings=settings, check=False)
         assert result.returncode in {1, 2}, (command, result)
-        assert f"{above} cannot be entered: it belongs to user 0, group 0 (mode 0000)" in result.stderr, command
+        assert (
+            f"{above} cannot be entered: permission denied; it belongs to user 0, group 0 (mode 0000)" in result.stderr
+        ), command
         assert "no state yet" not in result.stdout
 
 

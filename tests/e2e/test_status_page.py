@@ -284,7 +284,7 @@ def test_tab_is_named_for_the_state_directory(directory: str, name: str, show: S
         (
             replace(BEHIND, lag_bytes=110_000_000, total_bytes=200_000_000, settled_bytes=90_000_000),
             "busy",
-            "Delivering, 45 % of 200 MB, about 5 min to go",
+            "Delivering, 45 % of 200 MB, about 4 min to go",
         ),
         (replace(BEHIND, phase="draining"), "busy", "Draining, 8,000 records to settle"),
         (replace(HEALTHY, phase="starting"), "busy", "Starting"),
@@ -344,6 +344,26 @@ def test_nothing_is_green_while_dead_letters_are_kept(live: Live, headline: str,
     assert page.run("document.title").startswith("! ")
 
 
+def test_an_input_that_is_not_there_or_cannot_be_read_is_the_headline(show: Show):
+    page = show("no-match")
+    words = "No file matches /var/log/app/acquisitions*.ndjson: there is no folder /var/log/app"
+    assert (page.state, page.text("h1"), page.text("#sub")) == ("warn", words, "Nothing was read yet.")
+    assert page.run("document.title").startswith("! ")
+    page = show("unreadable")
+    assert page.state == "warn"
+    assert page.text("h1").startswith("/var/log/app/app.ndjson cannot be read: permission denied; it belongs to user 0")
+    assert page.text("h1").endswith("; 2 more files cannot be read")
+    assert page.text("#sub") == "0 records and 48 kB wait."
+    assert page.troubles == []
+
+
+def test_where_none_of_the_records_was_accepted_nothing_is_called_delivered(show: Show):
+    page = show("none-accepted")
+    words = "None of the records that were read was accepted: 1,561 dead letters"
+    assert (page.state, page.text("h1")) == ("warn", words)
+    assert "is delivered" not in page.text(".headline")
+
+
 def test_line_without_an_end_has_no_time_to_go(show: Show):
     page = show("open-line")
     found = tiles(page)
@@ -372,7 +392,7 @@ def test_pause_tells_why_what_to_do_and_when_it_is_tried_again(show: Show):
     assert page.text().casefold().count("forbidden") == 1, "it is told once"
     assert page.text().count("subscription key are allowed to do") == 1
     assert page.run("document.querySelector('.headline').contains(document.querySelector('.pause'))")
-    assert tiles(page)["Time to go"] == "unknown | nothing is being settled"
+    assert tiles(page)["Time to go"] == "\N{EN DASH} | while it is paused"
     assert page.troubles == []
 
 
@@ -733,6 +753,7 @@ def test_text_from_outside_is_text(text: str, show: Show):
                 "unreachable": [{"stream_id": 1, "path": text, "bytes": 1, "noticed_at": NOW}],
             },
             "report": {"fetched_at": NOW, "account": text, "start": text, "end": text},
+            "headline": {"state": "warn", "title": text, "detail": text, "sub": text},
         },
         width=360,
     )
@@ -768,6 +789,8 @@ def test_long_path_is_shortened_in_the_middle(show: Show):
         {"live": {"pauses": {}, "at": "now", "phase": 7}, "state": {"streams": {}, "dead_letters": []}, "report": 1},
         {"live": {"destination": {}, "state_directory": [7], "reload_error": 1, "restart_needed": {}}},
         {"live": {"pauses": [None]}, "state": {"streams": [None], "newest_dead_letters": [7], "unreachable": [[]]}},
+        {"live": {}, "headline": {"state": "warn", "title": 7, "detail": {}, "sub": [], "until": "now"}},
+        {"live": {}, "headline": {"state": "constructor", "title": "x", "until": 1e300, "is_open_line": 1}},
         {"live": {"at": 1e300, "started_at": -1e300}, "state": {"dead_letters": {"json": None}, "lag_bytes": "1"}},
     ],
 )

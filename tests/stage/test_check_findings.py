@@ -619,7 +619,9 @@ def test_a_state_directory_of_somebody_else_is_a_remark(shipper: Shipper):
     os.chown(shipper.state, 65_534, 65_534)
     checked = check(shipper)
     assert checked.code == 0
-    assert "belongs to user 65534 (mode 0700), and this is user 0" in checked.what("state.directory", "note")
+    assert "belongs to user 65534, group 65534 (mode 0700), and this is user 0" in checked.what(
+        "state.directory", "note"
+    )
 
 
 def test_input_and_disk_are_looked_at(shipper: Shipper):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shipper.records import Chunk, Stream
+from shipper.sources.completion import Completion
 from shipper.sources.content import Plain
 from shipper.sources.reader import READ_BYTES, likeness
 from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
@@ -256,3 +257,38 @@ def test_what_was_copied_behind_a_truncation_that_nobody_had_noticed_is_read_onc
         if now > 4:
             read += b"".join(chunk.data for chunk in follower.files.read(float(now)))
     assert sorted(read.splitlines()) == lines(0, 300).splitlines()
+
+
+def test_a_pattern_whose_files_are_put_away_when_they_are_delivered_is_not_missed(bench: Bench):
+    follower = bench.start("*.log", "*.csv", completion=Completion("delete"))
+    nothing = [f"no file matches {bench.folder}/*.{name}" for name in ("log", "csv")]
+    assert follower.unmatched == nothing, "there may be a mistake in it"
+    file = bench.write("a.log", b"1\n")
+    bench.ship(1.0)
+    assert follower.unmatched == nothing[1:]
+    file.unlink()
+    bench.ship(2.0)
+    assert follower.unmatched == nothing[1:]
+    bench.stop()
+
+
+def test_a_pattern_whose_files_have_gone_by_other_hands_is_missed(bench: Bench):
+    follower = bench.start("*.log")
+    file = bench.write("a.log", b"1\n")
+    bench.ship(1.0)
+    assert follower.unmatched == []
+    file.unlink()
+    bench.ship(2.0)
+    assert follower.unmatched == [f"no file matches {bench.folder}/*.log"]
+    bench.stop()
+
+
+def test_other_patterns_are_looked_for_before_anything_is_said_of_them(bench: Bench):
+    follower = bench.start("*.log")
+    assert follower.has_looked
+    bench.rename_patterns("*.csv")
+    assert not follower.has_looked
+    bench.ship(1.0)
+    assert follower.has_looked
+    assert follower.unmatched == [f"no file matches {bench.folder}/*.csv"]
+    bench.stop()

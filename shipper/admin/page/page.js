@@ -41,16 +41,17 @@ function hear(status, history) {
 }
 
 function show(isAnswered, problem) {
-  const [live, state, report] = ["live", "state", "report"].map((name) => fields(heard.status?.[name]));
+  const came = fields(heard.status);
+  const [live, state, report, said] = [came.live, came.state, came.report, came.headline].map(fields);
   const now = isMoment(live.at) ? live.at : heard.answeredAt;
-  if (isAnswered) heard.words = { ...headline(live, state), causes: pausePanels(live, now) };
+  if (isAnswered) heard.words = { ...headline(said), causes: pausePanels(live, now) };
   const standsStill = live.phase !== "stopped" && heard.answeredAt - heard.newsAt > LOOP_LIMIT_SECONDS;
   document.getElementById("main").hidden = heard.status === null;
   document.documentElement.classList.toggle("stale", !isAnswered || standsStill);
   if (problem instanceof Refusal) tell(refused(problem.message), live);
   else if (!isAnswered) tell(gone(heard.words, live, heard.answeredAt), live);
   else tell(standsStill ? standingStill(heard.newsAt) : heard.words, live);
-  if (isAnswered) sections(live, state, report, now);
+  if (isAnswered) sections(live, state, report, said, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
 
@@ -83,10 +84,10 @@ function shape(state, colour) {
   return [svg("path", { d: outline }), svg("path", { ...line, ...round })];
 }
 
-function sections(live, state, report, now) {
+function sections(live, state, report, said, now) {
   notice(live);
   facts(live, now);
-  tiles(live, state);
+  tiles(live, state, said.is_open_line === true);
   balance(live, state);
   streams(state, now);
   deadLetters(live, state, now);

@@ -4,7 +4,7 @@ const BARS_SHOWN = 12;
 const LOST_SHOWN = 10;
 const SOON_SECONDS = { token: 300, certificate: 7 * 86400 };
 
-function tiles(live, state) {
+function tiles(live, state, isOpenLine) {
   const oldest = live.oldest_unsettled_seconds;
   const lost = lostBytes(live, state);
   const p50 = [latency(live.latency_p50_seconds), el("small", {}, " p50")];
@@ -13,7 +13,7 @@ function tiles(live, state) {
   const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
   const kept = keptLetters(state);
   const refused = `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
-  const nothing = isOpenLine(live, state) ? "a line that has no end yet" : "no record waits";
+  const nothing = isOpenLine ? "a line that has no end yet" : "no record waits";
   const wait = isNumber(oldest) ? `oldest record waits ${duration(oldest)}` : nothing;
   fill(
     "tiles",
@@ -22,7 +22,7 @@ function tiles(live, state) {
     tile("Dead letters", kept ? el("a", { href: "#letters" }, count(kept)) : "0", refused, kept ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "known already, not sent again"),
     tile("Lag", bytes(live.lag_bytes), wait),
-    tile("Time to go", ...timeToGo(live, state)),
+    tile("Time to go", ...timeToGo(live, isOpenLine)),
     tile("In flight", inFlight, "requests, and how many may be"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
     live.spool_bytes || spoolLeft ? tile("Spool", bytes(live.spool_bytes), spooled) : null,
@@ -30,13 +30,13 @@ function tiles(live, state) {
   );
 }
 
-function timeToGo(live, state) {
-  const left = bytesLeft(live);
-  const togo = secondsToGo(left, live);
+function timeToGo(live, isOpenLine) {
+  const [left, speed] = [live.lag_bytes ?? 0, live.settled_bytes_per_second];
+  if (list(live.pauses).length) return [NONE, "while it is paused"];
   if (left === 0) return ["none", "nothing is behind"];
-  if (isOpenLine(live, state)) return ["none", "until the line has its end"];
-  if (togo === null) return ["unknown", "nothing is being settled"];
-  return [`about ${duration(togo)}`, `at ${bytes(live.settled_bytes_per_second)}/s`];
+  if (isOpenLine) return ["none", "until the line has its end"];
+  if (!(speed > 0)) return ["unknown", "nothing is being settled"];
+  return [`about ${duration(left / speed)}`, `at ${bytes(speed)}/s`];
 }
 
 /** A key figure; `flag` is the state it draws attention to, and then it has a sign, too. */

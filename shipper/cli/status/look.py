@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from shipper.config import Settings
+from shipper.permissions import obstacle
 from shipper.records import shown
 from shipper.report.history import latest_fetch
 from shipper.sources.discovery import Patterns
 from shipper.state.directory import holder_of
+from shipper.state.headline import open_line_bytes, unaccepted
 from shipper.state.live_file import read_live
 from shipper.state.overview import Overview, Present, StreamState, earliest, look_at
 from shipper.state.standing import STREAMS_SHOWN, Standing, in_brief, newest_letters
 from shipper.state.store import bring_state_up_to_date
 from shipper.telemetry.live import Live
-
-_SETTLED_IN_S: Final = 10.0  # a process that has just started may not have looked at all of its inputs
 
 
 class Look(Struct, frozen=True, kw_only=True):
@@ -33,6 +32,7 @@ class Look(Struct, frozen=True, kw_only=True):
         process_id: Of the process that holds the directory; None = no shipper is running, 0 = not known.
         live: What that process says of itself, or what the last one said.
         overview: None if there is no state yet.
+        unmatched, unreadable: What was seen of the inputs at this look, see `Backlog`.
         options: What a command needs on its line to look at the same state, for a shell, with a space in front.
     """
 
@@ -40,12 +40,31 @@ class Look(Struct, frozen=True, kw_only=True):
     process_id: int | None = None
     live: Live | None = None
     overview: Overview | None = None
+    unmatched: list[str] = []
+    unreadable: list[str] = []
     options: str = ""
 
     @property
     def running(self) -> Live | None:
         """What the process that is running says of itself; None if none is, or if it says nothing."""
         return self.live if self.live is not None and self.process_id in {self.live.process_id, 0} else None
+
+    @property
+    def troubles(self) -> list[str]:
+        """What keeps inputs from being read, in words: those of the process that runs, or else those of this look."""
+        if self.running is not None:
+            return self.running.troubles
+        last = (
+            [f"at its end, {words}" for words in self.live.unreadable if words not in self.unreadable]
+            if self.live
+            else []
+        )
+        return [*self.unreadable, *last, *self.unmatched]
+
+    @property
+    def unaccepted(self) -> str:
+        """What became of all records if none was accepted; see there."""
+        return "" if self.overview is None else unaccepted(self.live, self.overview)
 
     @property
     def has_files_left(self) -> bool:
@@ -87,13 +106,9 @@ class Look(Struct, frozen=True, kw_only=True):
     @property
     def open_line_bytes(self) -> int:
         """Of lines that have no end yet, where nothing else waits; 0 if something does, or if that is not known."""
-        live = self.running
-        if live is None or self.overview is None or live.phase != "running" or live.pauses:
+        if self.running is None or self.overview is None or self._lag_bytes_of_state != self.running.lag_bytes:
             return 0
-        has_looked = live.at - live.started_at >= _SETTLED_IN_S
-        is_at_work = live.pending or live.settled_bytes_per_second > 0 or live.oldest_unsettled_seconds is not None
-        is_lag_known = self._lag_bytes_of_state == live.lag_bytes and not self.overview.unreachable_bytes
-        return live.lag_bytes if has_looked and not is_at_work and is_lag_known else 0
+        return open_line_bytes(self.running, self.overview.unreachable_bytes)
 
     @property
     def bytes_per_second(self) -> float:
@@ -117,15 +132,18 @@ def look(settings: Settings, at: float, options: str = "") -> Look:
     if process_id is None and live is not None and live.phase != "stopped":
         process_id = holder_of(directory)  # it may have started between the two
     bring_state_up_to_date(directory)
-    overview = look_at(directory, at, _present(settings))
-    return Look(at=at, process_id=process_id, live=live, overview=overview, options=options)
-
-
-def _present(settings: Settings) -> Iterator[Present]:
-    patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory)
-    for found in patterns.find():
-        if stat.S_ISREG(found.status.st_mode):
-            yield Present(shown(found.path), *found.place, found.status.st_size, found.status.st_mtime_ns)
+    patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=directory)
+    found = [each for each in patterns.find() if stat.S_ISREG(each.status.st_mode)]
+    present = (Present(shown(each.path), *each.place, each.status.st_size, each.status.st_mtime_ns) for each in found)
+    return Look(
+        at=at,
+        process_id=process_id,
+        live=live,
+        overview=look_at(directory, at, present),
+        unmatched=list(patterns.unmatched().values()),
+        unreadable=[shown(why) for each in found if (why := obstacle(each.path, os.R_OK))],
+        options=options,
+    )
 
 
 def document(seen: Look, directory: Path, *, shows_all: bool = False) -> dict[str, object]:
@@ -135,6 +153,7 @@ def document(seen: Look, directory: Path, *, shows_all: bool = False) -> dict[st
     return {
         "process_id": seen.process_id,
         "delivered_until": seen.delivered_until,
+        "troubles": seen.troubles,
         **msgspec.to_builtins(Standing(seen.live, state)),
         "report": msgspec.to_builtins(latest_fetch(directory)),
     }

@@ -8,13 +8,15 @@ from typing import Final
 from shipper.cli.common import on_one_line, several
 from shipper.cli.status.inputs import remaining, stream_lines
 from shipper.cli.status.look import Look
-from shipper.cli.status.units import iso, moment, size, span
+from shipper.state.headline import exceptions
 from shipper.state.overview import Overview, SpoolState
 from shipper.state.standing import STREAMS_SHOWN
 from shipper.telemetry.live import Live, Pause
+from shipper.telemetry.units import iso, moment, size, span
 
 LISTED: Final = STREAMS_SHOWN
 
+_NAMED: Final = 10  # inputs that cannot be read
 _TOKEN_NEAR_S: Final = 600
 _CERTIFICATE_NEAR_S: Final = 7 * 86_400
 _HINT: Final = re.compile(r"; check ([^(]*?)(?= \(|$)")
@@ -43,14 +45,22 @@ def report(seen: Look, directory: str, *, shows_all: bool = False) -> list[str]:
 
 def headline(seen: Look) -> list[str]:
     """Say whether it runs and delivers, up to when everything is delivered, and what to do."""
+    troubles = [on_one_line(words) for words in (*seen.troubles[:_NAMED], *_more(seen.troubles))]
     if seen.process_id is None:
-        return [f"no shipper is running{_last_one(seen)}; {_delivered(seen)}", *_pauses(seen, "at its end it was ")]
+        first = f"no shipper is running{_last_one(seen)}; {_delivered(seen)}"
+        return [first, *_pauses(seen, "at its end it was "), *troubles]
     live = seen.running
     if live is None:
-        return [f"process {seen.process_id} is running, and has said nothing of itself yet; {_delivered(seen)}"]
+        first = f"process {seen.process_id} is running, and has said nothing of itself yet; {_delivered(seen)}"
+        return [first, *troubles]
     doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
     since = f"{doing} since {moment(live.started_at, seen.at)} ({on_one_line(live.command)}, process {live.process_id})"
-    return [*_pauses(seen), f"{since}; {_delivered(seen)}"]
+    return [*_pauses(seen), *troubles, f"{since}; {_delivered(seen)}"]
+
+
+def _more(troubles: list[str]) -> list[str]:
+    more = len(troubles) - _NAMED
+    return [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
 
 
 def _last_one(seen: Look) -> str:
@@ -92,24 +102,19 @@ def _delivered(seen: Look) -> str:
     if not overview.has_inputs:
         return "nothing was read yet"
     until = seen.reachable_until
+    but = exceptions(overview.unreachable_bytes, sum(overview.dead_letters.values()))
     if seen.has_files_left:
-        return f"not all files that were named to it are read to their ends{_exceptions(overview)}"
+        return f"not all files that were named to it are read to their ends{but}"
+    if (seen.open_line_bytes or until is not None) and seen.unaccepted:
+        return f"none of the records that were read was accepted: {seen.unaccepted}"
     if seen.open_line_bytes:
         rest = f"{size(seen.open_line_bytes)} are a line that has no end yet"
-        return f"everything up to the last whole line is delivered{_exceptions(overview)}; {rest}"
+        return f"everything up to the last whole line is delivered{but}; {rest}"
     if until is not None:
-        return f"everything that was written until {moment(until, seen.at)} is delivered{_exceptions(overview)}"
+        what = "everything else" if seen.troubles else "everything"
+        return f"{what} that was written until {moment(until, seen.at)} is delivered{but}"
     behind = f"{_inputs(len(overview.behind))} not delivered to the end, and it is not known until when"
-    return behind + _exceptions(overview)
-
-
-def _exceptions(overview: Overview) -> str:
-    lost, kept = overview.unreachable_bytes, sum(overview.dead_letters.values())
-    all_of_them = [
-        *([f"{size(lost)} that were gone before they were read"] if lost else []),
-        *([several(kept, "dead letter")] if kept else []),
-    ]
-    return f", but for {' and '.join(all_of_them)}" if all_of_them else ""
+    return f"{behind}{but}"
 
 
 def _inputs(count: int) -> str:

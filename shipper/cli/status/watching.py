@@ -62,7 +62,8 @@ def _colour(seen: Look) -> str:
     if seen.running is None or seen.running.pauses:
         return "red"
     overview = seen.overview
-    return "yellow" if overview and (overview.dead_letters or overview.unreachable_bytes) else "green"
+    is_flawed = overview is not None and bool(overview.dead_letters or overview.unreachable_bytes)
+    return "yellow" if is_flawed or seen.troubles or seen.unaccepted else "green"
 
 
 def _table(lines: Iterable[str]) -> list[Text]:

@@ -1,4 +1,4 @@
-"""Moments and lengths of time for people."""
+"""Moments, sizes and counts for people."""
 
 from __future__ import annotations
 
@@ -35,3 +35,8 @@ def span(seconds: float) -> str:
     """Write a length of time in one unit, of which there are at least two."""
     size_s, unit = next((each for each in _UNITS_S if seconds >= 2 * each[0]), _UNITS_S[-1])
     return f"{max(0.0, seconds) // size_s:,.0f} {unit}"
+
+
+def several(count: int, noun: str, plural: str = "") -> str:
+    """Count things in words: `1 batch`, `2,000 batches`; without a plural of its own, an `s` makes it."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
