@@ -41,6 +41,7 @@ class Fed:
         self.is_awaited = anyio.Event()
         self.is_left = anyio.Event()
         self.has_ended = False
+        self._are_kept = False
 
     def __repr__(self) -> str:
         return f"<Fed {len(self._waiting)} waiting, {len(self._moving)} being written>"
@@ -100,7 +101,7 @@ class Fed:
         self._data = b"".join(handed.lines for handed in self._moving)
         self.has_ended = not self._moving
 
-    def move(self, segments: Segments, *, is_disk_full: bool) -> None:
+    def move(self, segments: Segments) -> None:
         data, self._data = self._data, b""
         segments.append(data)
 
@@ -112,10 +113,14 @@ class Fed:
     def leave(self, segments: Segments) -> None:
         """Keep what can be kept, but no torn line: whoever waits for it is told that it was not."""
         with suppress(OSError):
-            self.move(segments, is_disk_full=True)
+            self.move(segments)
         if segments.unwritten:
             segments.drop_torn_line()
-        elif not segments.is_doubtful:
+        else:
             segments.close()
+            self._are_kept = True
+
+    def note_left(self) -> None:
+        if self._are_kept:
             self.note_kept()
         self.is_left.set()

@@ -28,23 +28,27 @@ class Incoming:
         self._form = form
         self._max_record_bytes = max_record_bytes
         self._framing: Framing | None = None
-        self._held = b""  # not given yet: it does not tell the format, or is part of an element or of a torn line
+        self._held = b""  # not given yet: it does not tell the format, or is part of an element
         self._open_row = b""  # given already
         self._open_line_bytes = 0
         self.header = b""
         self.delimiter = ""
 
     @property
+    def held_bytes(self) -> int:
+        """How many bytes were taken and not given yet."""
+        return len(self._held)
+
+    @property
     def open_bytes(self) -> int:
         return len(self._open_row)
 
-    def take(self, data: bytes, *, is_final: bool = False, ends_whole: bool = False) -> bytes:
+    def take(self, data: bytes, *, is_final: bool = False) -> bytes:
         """
         Take the next bytes.
 
         Args:
             is_final: There are no more: what is held is given, too.
-            ends_whole: Hold back a torn line, too.
         Returns:
             What is to be kept; it may be empty.
         Raises:
@@ -61,25 +65,16 @@ class Incoming:
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
         if isinstance(self._framing, CsvRows):
-            return self._take_rows(self._framing, data, is_final=is_final, ends_whole=ends_whole)
+            return self._take_rows(self._framing, data, is_final=is_final)
         if self._framing is LINES:
-            return self._take_lines(data, is_final=is_final, ends_whole=ends_whole)
+            return self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
         return self._take_elements(self._framing, data, is_final=is_final)
 
-    def _take_lines(self, data: bytes, *, is_final: bool, ends_whole: bool) -> bytes:
-        data = self._held + self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
-        end = data.rfind(b"\n") + 1 if ends_whole and not is_final else len(data)
-        self._held = data[end:]
-        return data[:end]
-
-    def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool, ends_whole: bool) -> bytes:
-        data = self._held + self._bound_line(data)
+    def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
+        data = self._bound_line(data)
         since_row_end = self._open_row + data
-        end = rows.cut(since_row_end, is_final=is_final)
-        given = max(0, end - len(self._open_row)) if ends_whole else len(data)
-        self._held = data[given:]
-        self._open_row = since_row_end[end : len(self._open_row) + given]
-        return data[:given]
+        self._open_row = since_row_end[rows.cut(since_row_end, is_final=is_final) :]
+        return data
 
     def _take_elements(self, framing: Framing, data: bytes, *, is_final: bool) -> bytes:
         data = self._held + data

@@ -7,6 +7,7 @@ and a checkpoint, so a crash loses nothing of it. It is deleted when its checkpo
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -21,10 +22,14 @@ import structlog
 from shipper.crash_points import crash_point
 from shipper.errors import ConfigError, StateUnwritableError
 from shipper.records import Stream
-from shipper.sources.reader import NDJSON, InputForm
+from shipper.sources.reader import NDJSON, READ_BYTES, InputForm
+from shipper.sources.room import left_for_state, reserve
 
 log = structlog.get_logger("sources")
 
+_SPARE: Final = "spare"  # what the next segment is made of, with room of its own
+_LEAST_READ_BYTES: Final = 1 << 16  # of segments that are smaller still, room is kept for the first two
+_NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}  # a file system that has no use for it
 _NAME: Final = re.compile(r"(\d+)\.(?:ndjson|([0-7][0-9a-f])\.csv)", re.ASCII)
 
 
@@ -72,6 +77,8 @@ class Segments:
         fsync: When appended bytes are forced to disk; they survive a crash of the process in any case.
 
     Attributes:
+        is_doubtful: What was written could not be forced to disk. The kernel reports that once and takes the bytes for
+            written, so another try would prove nothing: nothing more is written.
         unwritten: What was to be appended and did not fit yet.
         header: What each segment has to begin with, with its newline; empty unless it is CSV.
         delimiter: Between the values of CSV.
@@ -95,9 +102,11 @@ class Segments:
         self._fsync = fsync
         self._fsync_interval_s = fsync_interval_s
         self._synced_at = 0.0
-        self._output = -1
+        self._output = self._spare = -1
+        self._spare_bytes = self._reserved_end = 0  # room of the spare file, and end of that of the open segment
+        self._is_new = False  # its name may not be on the disk yet
         self._open_bytes = 0
-        self.is_doubtful = False
+        self._failure: OSError | None = None
         self.unwritten = b""
         self.header = b""
         self.delimiter = ""
@@ -108,6 +117,7 @@ class Segments:
                 key="state.directory",
             )
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._drop_spare()
         self._all = self._recover({stream.stream_id: stream for stream in known})
 
     def __iter__(self) -> Iterator[Segment]:
@@ -120,6 +130,10 @@ class Segments:
     def total_bytes(self) -> int:
         """Bytes on disk that are not settled, or whose segment is not."""
         return sum(segment.size for segment in self._all)
+
+    @property
+    def is_doubtful(self) -> bool:
+        return self._failure is not None
 
     @property
     def ends_torn(self) -> bool:
@@ -150,6 +164,45 @@ class Segments:
 
     # Appending --------------------------------------------------------------------------------------------------
 
+    def read_bytes(self) -> int:
+        """Return how much may be read at a time: little on a small disk, and no more than the next segment takes."""
+        return max(_LEAST_READ_BYTES, min(READ_BYTES, self._segment_bytes, left_for_state(self._directory) // 8))
+
+    def reserve(self, length: int) -> None:
+        """
+        Keep room for what is read next, before it is read.
+
+        Args:
+            length: Bytes at most, without a header.
+        Raises:
+            NoRoomError: The disk has none.
+            OSError: Another fault of the disk.
+        """
+        length += len(self.header)
+        size = self._all[-1].size if self._output >= 0 else 0
+        if self._output >= 0 and self._reserved_end < size + length:
+            reserve(self._output, size, 2 * length)
+            self._reserved_end = size + 2 * length
+        if self._output < 0 or size + length >= self._segment_bytes:
+            self._keep_spare(length)
+
+    def _keep_spare(self, length: int) -> None:
+        """Have a file with so much room that the next segment is made of."""
+        if self._spare < 0:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._spare = os.open(self._directory / _SPARE, flags, 0o600)
+            self._spare_bytes = 0
+        if self._spare_bytes < length:
+            reserve(self._spare, 0, 2 * length)
+            self._spare_bytes = 2 * length
+
+    def _drop_spare(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
+        with suppress(OSError):
+            (self._directory / _SPARE).unlink(missing_ok=True)
+
     def append(self, data: bytes = b"", *, open_bytes: int | None = None) -> None:
         """
         Append what did not fit before, and this; a segment that is full ends behind a record.
@@ -160,6 +213,7 @@ class Segments:
         Raises:
             OSError: Such as on a full disk; the rest is kept in `unwritten`.
         """
+        self._raise_if_doubtful()
         self.unwritten += data
         if open_bytes is not None:
             self._open_bytes = open_bytes
@@ -188,16 +242,26 @@ class Segments:
             segment.size += written
             self.unwritten = self.unwritten[written:]
             if end and written == len(piece):
-                self.close()
+                self._close_segment()
 
     def _open(self) -> None:
+        self._output, segment = self._create()
+        self._all.append(segment)
+        self.unwritten = self.header + self.unwritten
+
+    def _create(self) -> tuple[int, Segment]:
+        """Make the file of a segment, of the spare one if there is one."""
         stream_id = self._next_stream_id()
         suffix = f"{self.delimiter.encode().hex()}.csv" if self.header else "ndjson"
         path = self._directory / f"{stream_id:012d}.{suffix}"
-        self._output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        stream = Stream(stream_id=stream_id, kind="spool", path=str(path))
-        self._all.append(Segment(stream, path, _form_of(path)))
-        self.unwritten = self.header + self.unwritten
+        if self._spare >= 0:
+            os.rename(self._directory / _SPARE, path)
+            output, self._spare, self._reserved_end = self._spare, -1, self._spare_bytes
+        else:
+            output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._reserved_end = 0
+        self._is_new = True
+        return output, Segment(Stream(stream_id=stream_id, kind="spool", path=str(path)), path, _form_of(path))
 
     def sync_if_due(self, now: float) -> None:
         """Force what was appended to disk, as often as is asked for."""
@@ -206,12 +270,20 @@ class Segments:
             self._synced_at = now
 
     def _sync(self) -> None:
+        self._raise_if_doubtful()
         if self._output >= 0 and self._fsync != "never":
             try:
                 os.fdatasync(self._output)
-            except OSError:
-                self.is_doubtful = True  # the kernel tells of a lost write once
+                if self._is_new:
+                    _sync_directory(self._directory)
+                    self._is_new = False
+            except OSError as error:
+                self._failure = error
                 raise
+
+    def _raise_if_doubtful(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def drop_torn_line(self) -> None:
         """Take back the part of a last line whose rest will not come, and forget the rest; nobody has read it."""
@@ -221,13 +293,62 @@ class Segments:
             os.ftruncate(self._output, segment.whole_bytes)
             segment.size = segment.whole_bytes
 
+    def part(self) -> None:
+        """
+        Close the open segment so that it can be deleted once it is settled; a torn record moves to the next one.
+
+        Raises:
+            NoRoomError: The torn record has no room there; the segment stays open.
+            OSError: Another fault of the disk.
+        """
+        if self._output < 0:
+            return
+        segment = self._all[-1]
+        torn_bytes = segment.size - segment.whole_bytes
+        if not torn_bytes:
+            self._close_segment()
+        elif segment.whole_bytes > len(self.header) and torn_bytes < READ_BYTES:
+            self._move_torn(segment, os.pread(self._output, torn_bytes, segment.whole_bytes))
+
+    def _move_torn(self, segment: Segment, torn: bytes) -> None:
+        """Write the torn record into a segment of its own, then cut it off: a crash between has it twice, not never."""
+        self._keep_spare(len(self.header) + len(torn))
+        before = self._output
+        output, after = self._create()
+        try:
+            self._output = output
+            data = self.header + torn
+            while data:
+                data = data[os.write(output, data) :]
+            self._sync()
+        except BaseException:
+            os.close(output)
+            after.path.unlink(missing_ok=True)
+            self._output, self._reserved_end = before, 0
+            raise
+        os.ftruncate(before, segment.whole_bytes)
+        os.close(before)
+        segment.size = segment.whole_bytes
+        segment.is_closed = True
+        after.size, after.whole_bytes = len(self.header) + len(torn), len(self.header)
+        self._all.append(after)
+
     def close(self) -> None:
-        """Append nothing more to the last segment, so that it can be deleted once it is settled."""
+        """Append nothing more."""
+        try:
+            self._close_segment()
+        finally:
+            self._drop_spare()
+
+    def _close_segment(self) -> None:
         if self._output >= 0:
             self._sync()
+            segment = self._all[-1]
+            if self._reserved_end > segment.size:
+                os.ftruncate(self._output, segment.size)  # the room that was kept is free again
             os.close(self._output)
             self._output = -1
-            self._all[-1].is_closed = True
+            segment.is_closed = True
 
     # Deleting ---------------------------------------------------------------------------------------------------
 
@@ -246,6 +367,18 @@ class Segments:
         crash_point("spool.deleted")
         with suppress(StateUnwritableError):  # the next start forgets them
             self._forget([segment.stream.stream_id for segment in segments])
+
+
+def _sync_directory(directory: Path) -> None:
+    """Force the names in a directory to disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def youngest_segment_id(directory: Path) -> int:

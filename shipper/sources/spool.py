@@ -7,10 +7,11 @@ anything else happens to it, so a crash loses nothing that was read.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -26,14 +27,14 @@ from shipper.records import Backlog, Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
+from shipper.sources.room import FULL_DISK, NoRoomError, check_disk, is_full
 from shipper.sources.segments import Segment, Segments
 from shipper.sources.standard_input import StandardInput
 
 log = structlog.get_logger("sources")
 
-_FULL_DISK: Final = {errno.ENOSPC, errno.EDQUOT}
 _FULL_DISK_PAUSE_S: Final = 1.0
-_RESERVE_BYTES: Final = 16 << 20  # of the disk, at most a quarter of it
+_LEAVE_LIMIT_S: Final = 30.0
 _THREADS: Final = 2  # one writes, one reads or deletes
 _BLANKS: Final = b" \t\r\n\0"
 
@@ -55,13 +56,12 @@ class Input(Protocol):
     async def wait(self) -> None:
         """Wait until there is something to move, or the end."""
 
-    def move(self, segments: Segments, *, is_disk_full: bool) -> None:
+    def move(self, segments: Segments) -> None:
         """
         Append what there is; called in a worker thread, which it must not keep waiting.
 
-        Args:
-            is_disk_full: There may be little room.
         Raises:
+            NoRoomError: Nothing was taken, as there is no place for it.
             OSError: From `Segments.append`.
         """
 
@@ -69,7 +69,10 @@ class Input(Protocol):
         """What was moved stands in the segments, forced to disk if that is asked for."""
 
     def leave(self, segments: Segments) -> None:
-        """Come to an end at once: append what must not be lost, if there is room."""
+        """Come to an end at once: append what must not be lost, if there is room; called in a worker thread."""
+
+    def note_left(self) -> None:
+        """`leave` has ended, or did not in time."""
 
 
 class Spool:
@@ -115,6 +118,9 @@ class Spool:
         self._run_sync = partial(run_sync, limiter=anyio.CapacityLimiter(_THREADS))
         self._changed = anyio.Event()
         self._is_told_full = False
+        self._lacks_room = False
+        self._full_since: float | None = None
+        self._writing = threading.Lock()
         self.is_exhausted = False
         self._segments = Segments(
             directory,
@@ -125,6 +131,8 @@ class Spool:
             fsync=fsync,
             fsync_interval_s=fsync_interval_s,
         )
+        if isinstance(origin, int):
+            check_disk(directory)
         self._input = (
             StandardInput(origin, Incoming(form, max_record_bytes=max_record_bytes))
             if isinstance(origin, int)
@@ -151,11 +159,38 @@ class Spool:
                 if self._input is not None:
                     both.start_soon(self._fill, self._input)
                 await self._read_segments(chunks_tx)
+        except Exception:
+            try:
+                await self._leave()
+            except StateError as error:
+                log.error("spool_unwritten", message=str(error))
+            raise
+        except BaseException:
+            await self._leave()
+            raise
+        await self._leave()
+        self.is_exhausted = self._input is None or not self._input.is_broken
+
+    async def _leave(self) -> None:
+        """Write what is left to be written, and force it to disk; a stop does not hang on a disk that does."""
+        try:
+            with anyio.fail_after(_LEAVE_LIMIT_S, shield=True):
+                await self._run_sync(self._end, abandon_on_cancel=True)
+        except TimeoutError:
+            raise StateError(f"the spool {self._directory} could not be closed: its disk does not answer") from None
+        except OSError as error:
+            raise self._failed(error) from error
         finally:
             if self._input is not None:
-                self._input.leave(self._segments)
-            self._segments.close()
-        self.is_exhausted = self._input is None or not self._input.is_broken
+                self._input.note_left()
+
+    def _end(self) -> None:
+        with self._writing:
+            try:
+                if self._input is not None:
+                    self._input.leave(self._segments)
+            finally:
+                self._segments.close()
 
     # Input to segments ------------------------------------------------------------------------------------------
 
@@ -165,44 +200,68 @@ class Spool:
             if not self._segments.unwritten:
                 await source.wait()
             try:
-                await self._run_sync(self._move, source, anyio.current_time())
+                await self._run_sync(self._move, source, anyio.current_time(), abandon_on_cancel=True)
+            except NoRoomError as error:
+                self._tell_full(str(error))
+                self._lacks_room = True
             except OSError as error:
                 # What was written and could not be forced to disk may be gone: there is nothing to try again.
-                if error.errno not in _FULL_DISK or not self._segments.unwritten:
-                    raise StateError(
-                        f"the spool {self._directory} cannot be written ({error.strerror}); put that right and start "
-                        "again: what was kept is still there"
-                    ) from error
+                if error.errno not in FULL_DISK or not self._segments.unwritten or self._segments.is_doubtful:
+                    raise self._failed(error) from error
                 self._tell_full(str(error))
-                await anyio.sleep(_FULL_DISK_PAUSE_S)
+                self._lacks_room = True
             else:
+                self._full_since = None
                 source.note_kept()
             self._tell()
 
+    def _failed(self, error: OSError) -> StateError:
+        if self._segments.is_doubtful:
+            return StateError(
+                f"the spool {self._directory} could not be forced to its disk ({error.strerror}), and another try "
+                "would prove nothing; check the disk, then start again: what it still holds is delivered"
+            )
+        return StateError(
+            f"the spool {self._directory} cannot be written ({error.strerror}); put that right and start again: what "
+            "was kept is still there"
+        )
+
     def _move(self, source: Input, now: float) -> None:
-        self._segments.append()  # what did not fit before
-        source.move(self._segments, is_disk_full=self._is_told_full)
-        if source.has_ended:
-            self._segments.close()
-        self._segments.sync_if_due(now)
+        with self._writing:
+            self._segments.append()  # what did not fit before
+            source.move(self._segments)
+            if source.has_ended:
+                self._segments.close()
+            self._segments.sync_if_due(now)
+
+    def _part(self) -> None:
+        with self._writing, suppress(NoRoomError):
+            try:
+                self._segments.part()
+            except OSError as error:
+                if error.errno not in FULL_DISK or self._segments.is_doubtful:
+                    raise
 
     async def _wait_for_room(self) -> None:
         """Wait while the spool or the disk is full; the state needs a little room to let the spool shrink."""
-        waits_since = anyio.current_time()
-        while (is_disk_full := self._is_disk_full()) or self._is_full:
+        while (is_disk_full := self._lacks_room or is_full(self._directory)) or self._is_full:
             changed = self._changed
             if is_disk_full:
                 self._tell_full("little room is left on the disk")
-                if self._segments.ends_torn:
-                    return  # the rest of that line has to come before the segment can be closed
-                await self._run_sync(self._segments.close)  # so that it is deleted once it is settled
+                if self._full_since is None:
+                    self._full_since = anyio.current_time()
+                try:
+                    await self._run_sync(self._part)  # so that it is deleted once it is settled
+                except OSError as error:
+                    raise self._failed(error) from error
             await self.after_save()  # what was settled before its segment was closed had no save to follow
-            if self._is_disk_full() or self._is_full:
+            if self._lacks_room or is_full(self._directory) or self._is_full:
                 with anyio.move_on_after(_FULL_DISK_PAUSE_S) as waiting:
                     await changed.wait()
                 if not waiting.cancelled_caught:
-                    waits_since = anyio.current_time()
-            if is_disk_full and anyio.current_time() >= waits_since + self._give_up_after_s:
+                    self._full_since = None
+            self._lacks_room = False
+            if self._full_since is not None and anyio.current_time() >= self._full_since + self._give_up_after_s:
                 raise DeliveryGaveUpError(
                     f"for {self._give_up_after_s:g} s (delivery.give_up_after_seconds) there was too little room on "
                     f"the disk of {self._directory} to keep standard input; make room, and run the same command again"
@@ -213,10 +272,6 @@ class Spool:
     def _is_full(self) -> bool:
         """Whether reading has to wait for a segment to be settled; the open one cannot be, so it is no reason."""
         return self.spooled_bytes >= self._max_bytes and any(segment.is_closed for segment in self._segments)
-
-    def _is_disk_full(self) -> bool:
-        disk = os.statvfs(self._directory)
-        return disk.f_bavail * disk.f_frsize < min(_RESERVE_BYTES, disk.f_blocks * disk.f_frsize // 4)
 
     def _tell_full(self, reason: str) -> None:
         if not self._is_told_full:

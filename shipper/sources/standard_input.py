@@ -11,8 +11,8 @@ from typing import Final
 import anyio
 import structlog
 
+from shipper.errors import StateError
 from shipper.sources.incoming import Incoming
-from shipper.sources.reader import READ_BYTES
 from shipper.sources.segments import Segments
 
 log = structlog.get_logger("sources")
@@ -45,31 +45,36 @@ class StandardInput:
             except PermissionError:  # a device that cannot be waited for, such as /dev/null
                 self._can_wait = False
 
-    def move(self, segments: Segments, *, is_disk_full: bool) -> None:
-        """Move what there is to read, but at most `_MOVED_BYTES`, so that a thread never hangs in a read."""
+    def move(self, segments: Segments) -> None:
+        """
+        Move what there is to read, but at most `_MOVED_BYTES`, so that a thread never hangs in a read.
+
+        Raises:
+            NoRoomError: The disk has none for the next bytes, which were not read.
+        """
         readable = select.poll()
         if self._can_wait:
             readable.register(self._descriptor, select.POLLIN)
         moved = 0
         while moved < _MOVED_BYTES and (not self._can_wait or readable.poll(0)):
-            data = self._read()
-            self._keep(data, segments, ends_whole=is_disk_full)
+            length = segments.read_bytes()
+            segments.reserve(length + self._incoming.held_bytes + 1)  # an element gets a newline
+            data = self._read(length)
+            self._keep(data, segments)
             if not data:  # the end of the input has ended its last record
                 self.has_ended = True
                 return
             moved += len(data)
-            if is_disk_full:
-                return  # there may be room for this much, and no more
 
-    def _keep(self, data: bytes, segments: Segments, *, ends_whole: bool = False) -> None:
+    def _keep(self, data: bytes, segments: Segments) -> None:
         """Append what was read; nothing ends the last record."""
-        kept = self._incoming.take(data, is_final=not data, ends_whole=ends_whole)
+        kept = self._incoming.take(data, is_final=not data)
         segments.header, segments.delimiter = self._incoming.header, self._incoming.delimiter
         segments.append(kept, open_bytes=self._incoming.open_bytes)
 
-    def _read(self) -> bytes:
+    def _read(self, length: int) -> bytes:
         try:
-            return os.read(self._descriptor, READ_BYTES)
+            return os.read(self._descriptor, length)
         except OSError as error:
             log.error("source_unreadable", path="standard input", error=error.strerror)
             self.is_broken = True
@@ -80,10 +85,19 @@ class StandardInput:
 
     def leave(self, segments: Segments) -> None:
         """Keep what is held of a torn record, too: what was read is nowhere else."""
-        with suppress(OSError):
+        try:
             self._keep(b"", segments)
-        if segments.unwritten:
-            log.error("spool_unwritten", lost_bytes=len(segments.unwritten), reason="the disk takes no more")
+        except OSError as error:
+            if not segments.unwritten or segments.is_doubtful:
+                raise
+            # A disk that has broken, or a file system without a way to keep room.
+            raise StateError(
+                f"the last {len(segments.unwritten):,} bytes that were read from standard input are lost: the spool "
+                f"cannot be written ({error.strerror}). What came before them is in it"
+            ) from error
+
+    def note_left(self) -> None:
+        pass
 
 
 def _widen_pipe(descriptor: int) -> None:

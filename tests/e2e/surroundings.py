@@ -151,7 +151,7 @@ def folder_snapshot(folder: Path, *, without: Iterable[str] = ()) -> dict[str, t
 def spooled(shipper: Shipper) -> list[tuple[Path, bytes]]:
     """The segments that are there, in their order, and what is in them."""
     found = []
-    for path in sorted((shipper.state / "spool").glob("*")):
+    for path in sorted((shipper.state / "spool").glob("[0-9]*")):
         try:
             found.append((path, path.read_bytes()))
         except FileNotFoundError:

@@ -415,6 +415,40 @@ def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
     assert spooled(shipper) == []
 
 
+@pytest.mark.parametrize("size_bytes", [6 << 20, 9 << 20])
+def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, sample: Sample, size_bytes: int):
+    """What is left to the state has to fit the disk, and the spool what is left then."""
+    with small_disk(shipper.state, size_bytes):
+        running = shipper.start(
+            "pipe",
+            "--summary",
+            "json",
+            stdin=subprocess.PIPE,
+            settings={"state.commit_interval_seconds": 0.05, "delivery.give_up_after_seconds": 10},
+        )
+        producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[:40_000])], daemon=True)
+        producer.start()
+        producer.join(60)
+        assert not producer.is_alive(), running.stderr
+        running.stdin.close()
+        result = running.finish(limit_s=60)
+        assert (result.returncode, result.counts()) == (0, (40_000, 40_000, 0, 0, 0))
+        assert spooled(shipper) == []
+    assert service.times_received() == dict.fromkeys(sample.ids[:40_000], 1)
+
+
+def test_a_disk_that_is_too_small_for_a_pipe_is_told_with_sizes(shipper: Shipper, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0])
+    with small_disk(shipper.state, 2 << 20), file.open("rb") as stdin:
+        result = shipper.run("pipe", stdin=stdin)
+        assert result.returncode == 2, result.stderr
+        assert str(shipper.state) in result.stderr
+        assert "2,097,152" in result.stderr
+        assert "5,242,880" in result.stderr
+        assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) == 0, "it was read all the same"
+
+
 def test_a_pipe_that_finds_no_room_for_its_spool_gives_up(
     shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
 ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.errors import StateError
+from shipper.errors import SourceError, StateError
 from shipper.records import Chunk, Marker, Stream
 from shipper.sources import spool as spool_module
+from shipper.sources.fed import Fed
 from shipper.sources.spool import Spool
+from tests.e2e.surroundings import small_disk
 
 LINES = b"".join(b"line %04d\n" % number for number in range(200))
 
@@ -229,3 +232,160 @@ async def test_a_run_that_is_cut_off_is_not_exhausted_and_leaves_its_segments(be
     assert not spool.is_exhausted
     kept = b"".join((bench.directory / name).read_bytes() for name in bench.names())
     assert kept == LINES + b"torn"
+
+
+# Disks that are full, or broken ------------------------------------------------------------------------------------
+
+
+def statvfs_that_says(monkeypatch: pytest.MonkeyPatch, *, is_full: Callable[[], bool]) -> None:
+    """Let a look at the disk say what it is told, as with a quota, or with others who write there."""
+    size = 1 << 30
+
+    def statvfs(_: object) -> os.statvfs_result:
+        free = 0 if is_full() else size
+        return os.statvfs_result((4096, 1, size, free, free, 1000, 1000, 1000, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+async def cut_off(spool: Spool, until: Callable[[], bool]) -> None:
+    """Run a spool whose chunks nobody settles, until it is time to stop it."""
+    tx, rx = anyio.create_memory_object_stream[Chunk](1000)
+    with tx, rx, anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(spool.run, tx)
+            while not until():
+                await anyio.sleep(0.005)
+            group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("segment_bytes", [1 << 20, 16 << 20])
+async def test_nothing_is_read_that_has_no_place(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, segment_bytes: int
+):
+    """The disk looks empty and takes no more: what was read up to a stop is in the spool to the last byte."""
+    data = b"".join(b"%0100d\n" % number for number in range(60_000))
+    source = tmp_path / "input"
+    source.write_bytes(data)
+    bench.directory.rmdir()
+    with small_disk(bench.directory, 4_000_000), source.open("rb", buffering=0) as opened:
+        statvfs_that_says(monkeypatch, is_full=lambda: False)
+        monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
+        spool = bench.spool(opened.fileno(), segment_bytes=segment_bytes, max_bytes=1 << 30)
+        refusals: list[str] = []
+        monkeypatch.setattr(spool, "_tell_full", refusals.append)
+        await cut_off(spool, lambda: len(refusals) > 3)
+        read_bytes = os.lseek(opened.fileno(), 0, os.SEEK_CUR)
+        assert 1_000_000 < read_bytes < len(data), "the disk was never full"
+        kept = b"".join((bench.directory / name).read_bytes() for name in bench.names())
+        assert kept == data[:read_bytes]
+
+
+async def test_a_torn_line_does_not_keep_a_full_disk_from_getting_room(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is read meanwhile; and what stands before the torn line can go."""
+    is_full = False
+    rx_end, tx_end = os.pipe()
+    statvfs_that_says(monkeypatch, is_full=lambda: is_full)
+    monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
+    spool = bench.spool(rx_end, segment_bytes=1 << 20)
+    got = b""
+    tx, rx = anyio.create_memory_object_stream[Chunk](0)
+    with rx, anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+
+            async def run() -> None:
+                with tx:
+                    await spool.run(tx)
+
+            group.start_soon(run)
+            os.write(tx_end, LINES)
+            chunk = await rx.receive()
+            is_full = True
+            os.write(tx_end, b"to")  # there is room for it, as that was kept
+            while b"to" not in [(bench.directory / name).read_bytes() for name in bench.names()]:
+                await anyio.sleep(0.001)
+            os.write(tx_end, b"rn\nmore\n")
+            chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
+            got += chunk.data
+            while spool.spooled_bytes > 2:  # nothing is left of what is settled
+                await anyio.sleep(0.001)
+            assert [(bench.directory / name).read_bytes() for name in bench.names() if name[0].isdigit()] == [b"to"]
+            await anyio.sleep(0.02)
+            assert select.select([rx_end], [], [], 0)[0] == [rx_end], "it reads on"
+            assert spool.spooled_bytes == 2
+            is_full = False
+            os.close(tx_end)
+            async for chunk in rx:
+                got += chunk.data
+    os.close(rx_end)
+    assert got == LINES + b"torn\nmore\n"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("failing", [1, 2, 3])
+async def test_what_could_not_be_forced_to_disk_is_never_taken_for_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, number: int, failing: int
+):
+    """The kernel reports a lost write once, and the next try of the same file succeeds."""
+    true_sync, syncs = os.fdatasync, 0
+
+    def fdatasync(descriptor: int) -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs == failing:
+            raise OSError(number, os.strerror(number))
+        true_sync(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
+    fed = Fed()
+    spool = bench.spool(0, fsync="always")
+    spool._input = fed
+    outcomes: list[object] = []
+
+    async def send() -> None:
+        await fed.is_awaited.wait()
+        for start in range(0, len(LINES), 500):  # more than a segment holds
+            try:
+                await fed.append(LINES[start : start + 500])
+                outcomes.append("kept")
+            except SourceError:
+                outcomes.append("refused")
+                return
+
+    tx, rx = anyio.create_memory_object_stream[Chunk](1000)
+    with tx, rx, anyio.fail_after(10), pytest.raises(ExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(send)
+            try:
+                await spool.run(tx)
+            finally:
+                fed.end(SourceError("it has ended"))
+    assert caught.group_contains(StateError, match="could not be forced to its disk")
+    assert outcomes[-1:] != ["kept"]
+    assert syncs == failing, "it was tried again"
+
+
+async def test_the_name_of_a_segment_is_forced_to_disk_with_its_first_bytes(
+    bench: Bench, piped: Callable[[bytes], int], monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+
+    def note(name: str, true_sync: Callable[[int], None]) -> Callable[[int], None]:
+        def sync(descriptor: int) -> None:
+            done.append(f"{name} {os.path.basename(os.readlink(f'/proc/self/fd/{descriptor}'))}")
+            true_sync(descriptor)
+
+        return sync
+
+    monkeypatch.setattr(os, "fsync", note("fsync", os.fsync))
+    monkeypatch.setattr(os, "fdatasync", note("fdatasync", os.fdatasync))
+    await bench.ship(bench.spool(piped(LINES[:300]), fsync="always"))
+    first, second = "000000000100.ndjson", "000000000101.ndjson"
+    assert [each for number, each in enumerate(done) if number == 0 or done[number - 1] != each] == [
+        f"fdatasync {first}",
+        "fsync spool",
+        f"fdatasync {second}",
+        "fsync spool",
+        *([f"fdatasync {second}"] if done[-1] == f"fdatasync {second}" else []),
+    ]
