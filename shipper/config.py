@@ -211,6 +211,15 @@ class RecordsSettings(Section, frozen=True):
     dedupe_window: Annotated[
         int, Meta(ge=0, le=100_000_000, description="EventIds remembered to recognise duplicates; 0 = off")
     ] = 100_000
+    mistake_limit: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="records refused here in a row by one rule, with no good one between, after which the input is "
+            "held back; 0 = never",
+        ),
+    ] = 1_000
     max_future_seconds: Annotated[
         int, Meta(ge=0, le=86_400 * 366, description="how far ahead of the clock a Timestamp may be")
     ] = 300

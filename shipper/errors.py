@@ -79,6 +79,10 @@ class DeliveryGaveUpError(ShipperError):
         self.is_set_up_fault = is_set_up_fault
 
 
+class HeldBackError(DeliveryGaveUpError):
+    """A one-shot run ended in good order because what comes next in the input must not be settled as it is."""
+
+
 class ReportError(ShipperError):
     """The affiliate daily report could not be fetched or is not the document that was asked for."""
 

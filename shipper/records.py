@@ -83,6 +83,7 @@ class Stream(Struct, eq=False, kw_only=True):
         settled_until: Everything that was in it at this moment is settled and saved; seconds since the epoch, None =
             not known.
         mark: The end of its content at a look, and when that was: what `settled_until` becomes once it is passed.
+        mistakes: By rule, how many records in a row were refused here right before the place where this process began.
     """
 
     stream_id: int
@@ -101,6 +102,7 @@ class Stream(Struct, eq=False, kw_only=True):
     framing: Framing = LINES
     settled_until: float | None = None
     mark: tuple[int, float | None] = (0, None)
+    mistakes: dict[str, int] = {}
 
     @property
     def place(self) -> tuple[int, int]:
@@ -305,6 +307,8 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
         lines: Events in the wire form joined by a newline, none at the end; empty if no record was good.
         event_ids, consumer_ids: One each per line, in order.
         has_distinct_event_ids: Whether it is known that each EventId stands once in this chunk.
+        last_good: Where the last good record begins in the stream, duplicates included; -1 if there is none. Of
+            records that are all good, where any of them begins.
     """
 
     span: Span
@@ -312,6 +316,7 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     event_ids: list[str]
     consumer_ids: list[int]
     has_distinct_event_ids: bool
+    last_good: int = -1
 
 
 class Batch(Struct, frozen=True, eq=False, kw_only=True):

@@ -121,6 +121,14 @@ class Codec:
             return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
         return self._finished(chunk, offset, piece)
 
+    def forget(self, encoded: EncodedChunk) -> None:
+        """Take a piece back, which is to be encoded once more."""
+        self._window.forget(encoded.event_ids)
+
+    def take_over(self, other: Codec) -> None:
+        """Go on with the EventIds that another codec remembers."""
+        self._window = other._window
+
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
         """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
         changes = Changes()
@@ -134,6 +142,7 @@ class Codec:
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
+        last_good = piece.starts[-1] if piece.starts else -1
         repeated = _NONE
         if not self._window.admit(piece.columns.event_ids):
             piece, repeated = self._without_duplicates(piece, chunk.stream)
@@ -162,6 +171,7 @@ class Codec:
             event_ids=columns.event_ids,
             consumer_ids=columns.consumer_ids,
             has_distinct_event_ids=self._window.is_on,
+            last_good=last_good,
         )
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:

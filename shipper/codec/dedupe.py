@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class DedupeWindow:
     """
@@ -19,6 +21,11 @@ class DedupeWindow:
 
     def __contains__(self, event_id: str) -> bool:
         return event_id in self._young or event_id in self._old
+
+    def forget(self, event_ids: Iterable[str]) -> None:
+        """Forget ids, so that they are new when they come again."""
+        self._young.difference_update(event_ids)
+        self._old.difference_update(event_ids)
 
     def admit(self, event_ids: list[str]) -> bool:
         """

@@ -14,7 +14,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from shipper.codec.columns import Columns
-from shipper.codec.rules import FIELD_RULES, MESSAGES, column_checks, event_type, may_repeat_keys, repeats_key
+from shipper.codec.rules import (
+    ANY_TIME,
+    FIELD_RULES,
+    FROM_THE_FUTURE,
+    MESSAGES,
+    column_checks,
+    event_type,
+    may_repeat_keys,
+    repeats_key,
+)
 from shipper.config import RecordsSettings
 from shipper.records import Rejection
 
@@ -182,7 +191,8 @@ class Judge:
         columns = Columns.of([event])
         for check in self._checks:
             if not check.is_good(check.column_of(columns), latest):
-                return records.refused(index, check.rule)
+                is_late = check.rule == "timestamp" and check.is_good(check.column_of(columns), ANY_TIME)
+                return records.refused(index, check.rule, FROM_THE_FUTURE if is_late else "")
         raise AssertionError("a line was refused that breaks no rule")
 
 
@@ -199,6 +209,11 @@ def may_reach_over_lines(data: bytes, brackets: int) -> bool:
 def _lines_of(array: bytes) -> list[bytes]:
     """Take the array apart again: no line has a newline in it."""
     return array[1 : -len(SEPARATOR + b"null]")].split(SEPARATOR)
+
+
+def is_from_the_future(rejection: Rejection) -> bool:
+    """Return whether a record was refused because its Timestamp is too far ahead of this machine's clock."""
+    return rejection.rule == "timestamp" and rejection.message == FROM_THE_FUTURE
 
 
 def _is_json(line: bytes) -> bool:

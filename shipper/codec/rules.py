@@ -60,6 +60,9 @@ MESSAGES: Final = {
     "state": "ConsumerState must be two letters A-Z or empty",
 }
 
+FROM_THE_FUTURE: Final = "Timestamp is later than records.max_future_seconds from now, by this machine's clock"
+ANY_TIME: Final = "9999-12-31T23:59:59Z"
+
 # Far below the interpreter's own limit, which depends on who calls: the verdict on a record must not.
 NESTING_MAX: Final = 200
 

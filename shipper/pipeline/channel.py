@@ -47,6 +47,7 @@ class Work(Struct, frozen=True, kw_only=True):
     start_offset: int
     end_offset: int
     is_oversized: bool
+    mistakes: dict[str, int]
 
 
 class End(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import ssl
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -12,16 +13,19 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from shipper.config import Settings, require_endpoint
-from shipper.delivery.credentials import ClockSkew, Credentials, credentials_of
-from shipper.delivery.endpoint import Endpoint, make_ssl_context
+from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, credentials_of
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
+from shipper.delivery.verdicts import ANSWER_BYTES
+from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk
 from shipper.telemetry.latency import quantile
 from shipper.telemetry.live import Figures, Pause
 from shipper.telemetry.pauses import ADVICE
+from shipper.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 
 _BATCH_BUFFER: Final = 8
 
@@ -50,11 +54,16 @@ class InProcess:
         self._wall_time = wall_time
         self._rng = rng
         self._gate = Gate(settings.delivery, give_up_after_s=give_up_after_s, rng=rng)
-        self._packer = Packer(settings, settlement, wall_time=wall_time)
+        self._skew = ClockSkew()
+        self._hold = Hold(
+            settings, settlement, skew=self._skew, ask_time=self._ask_time, give_up_after_s=give_up_after_s
+        )
+        self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time)
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
         self._senders: list[Sender] = []
         self._shared: Shared
+        self._new_endpoint: Callable[[], Endpoint]
 
     def __repr__(self) -> str:
         return f"<InProcess {self._packer!r} {self._gate!r}>"
@@ -73,15 +82,13 @@ class InProcess:
             settle=self._packer.settle,
             reject=self._packer.reject,
             counts=DeliveryCounts(),
-            skew=ClockSkew(),
+            skew=self._skew,
             rng=self._rng,
             wall_time=self._wall_time,
             is_compressing=delivery.compression == "gzip",
         )
-        self._senders = [
-            Sender(Endpoint(endpoint, delivery, section="intake", ssl_context=ssl_context), self._shared, index)
-            for index in range(delivery.senders)
-        ]
+        self._new_endpoint = partial(Endpoint, endpoint, delivery, section="intake", ssl_context=ssl_context)
+        self._senders = [Sender(self._new_endpoint(), self._shared, index) for index in range(delivery.senders)]
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))
@@ -116,6 +123,7 @@ class InProcess:
         self._renewing.cancel()
         self._gate.reconfigure(settings.delivery)
         self._packer.reconfigure(settings)
+        self._hold.reconfigure(settings)
 
     def figures(self, wall_now: float) -> Figures:
         counts = self._shared.counts
@@ -134,7 +142,7 @@ class InProcess:
             concurrency_limit=self._gate.limit.limit,
             token_expires_at=self._shared.credentials.token_expires_at,
             certificate_expires_at=min(expiries, default=None),
-            pauses=self._pauses(wall_now),
+            pauses=[*self._pauses(wall_now), *self._hold.pauses(wall_now)],
         )
 
     def _pauses(self, wall_now: float) -> list[Pause]:
@@ -152,6 +160,25 @@ class InProcess:
                 None if gate.gives_up_at == math.inf else round(wall_now + (gate.gives_up_at - now), 3),
             )
         ]
+
+    async def _ask_time(self) -> str:
+        """Have the service's clock noted, by a batch without events; returns why that could not be done."""
+        endpoint = self._new_endpoint()
+        try:
+            answer = await endpoint.request(
+                "POST",
+                INTAKE_PATH,
+                BODY_HEAD + BODY_TAIL,
+                authorization=await self._shared.credentials.authorize(),
+                max_answer_bytes=ANSWER_BYTES,
+            )
+        except (NoTokenError, NoAnswerError) as error:
+            return str(error)
+        finally:
+            with anyio.move_on_after(1, shield=True):
+                await endpoint.aclose()
+        self._skew.note(answer.date, self._wall_time())
+        return ""
 
     def _credentials(self, settings: Settings, ssl_context: ssl.SSLContext | None) -> Credentials:
         return credentials_of(

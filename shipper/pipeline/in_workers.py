@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
-from shipper.errors import DeliveryGaveUpError, ShipperError
+from shipper.errors import DeliveryGaveUpError, HeldBackError, ShipperError
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Chunk, Span
@@ -39,10 +39,16 @@ _REPORT_INTERVAL_S: Final = 0.1
 
 
 class _Lent:
-    """A chunk that a worker has, or is to have; its span is what of it is not settled."""
+    """
+    A chunk that a worker has, or is to have; its span is what of it is not settled.
 
-    def __init__(self, number: int, span: Span, chunk: Chunk) -> None:
+    Args:
+        is_first: This process has read nothing of its stream before.
+    """
+
+    def __init__(self, number: int, span: Span, chunk: Chunk, *, is_first: bool) -> None:
         self.number = number
+        self.is_first = is_first
         self.span = span
         self.chunk = chunk
 
@@ -56,6 +62,7 @@ class _Lent:
             start_offset=start,
             end_offset=chunk.end_offset,
             is_oversized=chunk.is_oversized,
+            mistakes=chunk.stream.mistakes if self.is_first else {},
         )
         return work, chunk.data[start - chunk.start_offset :]
 
@@ -100,6 +107,7 @@ class InWorkers:
         self._changed = anyio.Event()
         self._has_ended = self._is_hurried = False
         self._numbers = 0
+        self._begun: set[int] = set()
         self._past: list[Live] = []  # of processes that are no more
 
     def __repr__(self) -> str:
@@ -153,7 +161,9 @@ class InWorkers:
                 )
                 self._settlement.acks.lend(span, anyio.current_time())
                 self._numbers += 1
-                self._waiting.append(_Lent(self._numbers, span, chunk))
+                is_first = chunk.stream.stream_id not in self._begun
+                self._begun.add(chunk.stream.stream_id)
+                self._waiting.append(_Lent(self._numbers, span, chunk, is_first=is_first))
                 self._tell_change()
         self._has_ended = True
         self._tell_change()
@@ -252,6 +262,9 @@ class InWorkers:
                 if message.error is None:
                     return
                 gave_up = message.error
+                if isinstance(gave_up, HeldBackError):
+                    self._settlement.leave_rest(gave_up)  # the others do what they have
+                    return
                 if isinstance(gave_up, DeliveryGaveUpError) and gave_up.is_set_up_fault and self._has_accepted:
                     raise LostError  # others were let in meanwhile: the next process is patient
                 raise message.error

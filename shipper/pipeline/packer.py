@@ -15,8 +15,10 @@ from shipper.codec import Codec, Columns, latest_timestamp, tally
 from shipper.config import Settings
 from shipper.delivery.parting import sent_event
 from shipper.framing import CsvRows
+from shipper.pipeline.brake import Brake
+from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Batch, Chunk, Refusal, Rejection, Stream
+from shipper.records import Batch, Chunk, EncodedChunk, Refusal, Rejection, Stream
 
 log = structlog.get_logger("pipeline")
 
@@ -27,22 +29,23 @@ _SPAN_RECORDS_MAX: Final = 10_000  # so that no span alone passes far beyond wha
 class Packer:
     """
     Args:
+        hold: Where to wait with an input that must not be settled as it is.
         wall_time: Seconds since the epoch.
 
     Attributes:
         waits_for_input_since: Nothing has come since then, on the event loop's clock; None while something is packed.
     """
 
-    def __init__(self, settings: Settings, settlement: Settlement, *, wall_time: Callable[[], float]) -> None:
+    def __init__(
+        self, settings: Settings, settlement: Settlement, hold: Hold, *, wall_time: Callable[[], float]
+    ) -> None:
         self._settlement = settlement
+        self._hold = hold
         self._wall_time = wall_time
-        self._max_future_s = settings.records.max_future_seconds
+        self._records = settings.records
         self._duplicates_seen = 0
-        self._codec = Codec(
-            settings.records,
-            max_record_bytes=settings.input.max_record_bytes,
-            on_duplicate=self._tell_duplicate,
-        )
+        self._brake = Brake(settings.records.mistake_limit)
+        self._codec = self._new_codec(settings)
         self._batcher = Batcher(
             max_events=_events_per_batch(settings),
             max_bytes=settings.batch.max_bytes,
@@ -55,8 +58,20 @@ class Packer:
         return f"<Packer {self._batcher!r}>"
 
     def reconfigure(self, settings: Settings) -> None:
-        """Take over what may change."""
+        """Take over what may change; by other rules, what was refused by the old ones counts no more."""
         self._batcher.max_events = _events_per_batch(settings)
+        if settings.records == self._records:
+            return
+        self._records = settings.records
+        self._brake = Brake(settings.records.mistake_limit)
+        codec = self._new_codec(settings)
+        codec.take_over(self._codec)
+        self._codec = codec
+
+    def _new_codec(self, settings: Settings) -> Codec:
+        return Codec(
+            settings.records, max_record_bytes=settings.input.max_record_bytes, on_duplicate=self._tell_duplicate
+        )
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk], batches_tx: MemoryObjectSendStream[Batch]) -> None:
         """Pack until there are no more chunks; codec and batcher await nothing, so both run in this one task."""
@@ -83,27 +98,45 @@ class Packer:
         async def flush() -> None:
             await self._flush(batches_tx)
 
-        latest = latest_timestamp(self._wall_time(), self._max_future_s)
         now = anyio.current_time()
         offset = chunk.start_offset
         while offset < chunk.end_offset:
-            if not await self._settlement.room(flush):
+            if self._settlement.has_left_chunks or not await self._settlement.room(flush):
                 return
             encoded = self._codec.encode(
                 chunk,
                 offset,
-                room_events=min(self._batcher.room_events, _SPAN_RECORDS_MAX),
+                room_events=min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream)),
                 room_bytes=self._batcher.room_bytes,
-                latest=latest,
+                latest=latest_timestamp(self._wall_time(), self._records.max_future_seconds),
             )
             if encoded is None:
                 await flush()
                 continue
+            if encoded.span.rejections and (halt := await self._halt(encoded)):
+                self._codec.forget(encoded)  # it is looked at once more
+                while self._batcher.due_at is not None:
+                    await flush()
+                await self._hold.wait(halt)
+                continue
+            self._hold.end()
+            if encoded.span.rejections or self._brake.is_watching:
+                self._brake.note(encoded)
             offset = encoded.span.end_offset
             self._settlement.acks.open(encoded.span, now)
             self._batcher.add(encoded, now)
             while self._batcher.is_full or self._batcher.is_congested:
                 await flush()
+
+    async def _halt(self, encoded: EncodedChunk) -> Halt | None:
+        """Return why a piece with refusals must not be settled; None if it may be."""
+        if mistakes := self._brake.mistakes(encoded):
+            return self._hold.unlike(encoded.span.stream, mistakes)
+        records = self._brake.seems_late(encoded)
+        halt = await self._hold.late_clock(records) if records else None
+        if records and halt is None:
+            self._brake.trust_the_clock()
+        return halt
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         batch = self._batcher.take()

@@ -175,6 +175,7 @@ class Pipeline:
                     if signals is not None:
                         await side.start(self._heed, signals, side)
                     side.start_soon(self._read_until_idle)
+                    side.start_soon(self._read_until_held_back)
                     side.start_soon(self._saver.run)
                     side.start_soon(self._saver.keep_expiring)
                     side.start_soon(observer.run)
@@ -191,6 +192,8 @@ class Pipeline:
             error = first_of(group)
             assert isinstance(error, DeliveryGaveUpError)
             self.gave_up = error
+        else:
+            self.gave_up = self._settlement.held_back
         finally:
             self._phase = "stopped"
             try:
@@ -312,6 +315,10 @@ class Pipeline:
         if not self._settlement.stopping.is_set():
             log.info("reading_ended", is_idle=now < last_call)
             self._end_reading()
+
+    async def _read_until_held_back(self) -> None:
+        await self._settlement.ending.wait()
+        self._end_reading()
 
     def _end_reading(self) -> None:
         self._settlement.end_reading()

@@ -7,12 +7,13 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from shipper.config import Settings
+from shipper.config import RecordsSettings, Settings
 
 # By section; the rest takes effect at the next start.
 _CHANGEABLE: Final = {
     "input": ("include", "exclude"),
     "intake": ("subscription_key", "subscription_key_secondary", "token", "oauth2"),
+    "records": tuple(name for name in RecordsSettings.__struct_fields__ if name != "dedupe_window"),
     "delivery": (
         "rate_limit_events_per_second",
         "poison_limit",

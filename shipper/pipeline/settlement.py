@@ -8,6 +8,7 @@ from typing import Final
 import anyio
 
 from shipper.config import StateSettings
+from shipper.errors import HeldBackError
 from shipper.pipeline.saver import Keeper, Saver
 from shipper.state.acks import Acks
 
@@ -26,6 +27,8 @@ class Settlement:
     Attributes:
         stopping: Set once nothing more is read.
         has_left_chunks: Some of what was read was left alone, and all that comes after it is to be.
+        held_back: Why the run has to end before the end of its input; None if it does not.
+        ending: Set once `held_back` is.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class Settlement:
         )
         self.stopping = anyio.Event()
         self.has_left_chunks = False
+        self.held_back: HeldBackError | None = None
+        self.ending = anyio.Event()
         self._asked_at = 0
 
     @property
@@ -66,6 +71,13 @@ class Settlement:
         """Nothing more is read; who waits for room need not do so any longer."""
         self.stopping.set()
         self.tell_progress()
+
+    def leave_rest(self, why: HeldBackError | None = None) -> None:
+        """Leave alone what comes next, and all that comes after it; with a reason, the run ends for it."""
+        self.has_left_chunks = True
+        if why is not None and self.held_back is None:
+            self.held_back = why
+            self.ending.set()
 
     async def room(self, flush: Callable[[], Awaitable[None]]) -> bool:
         """

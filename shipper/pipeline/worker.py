@@ -93,7 +93,13 @@ async def _listen(channel: Channel, arrived_tx: MemoryObjectSendStream[Chunk | N
             await arrived_tx.send(None)
             continue
         assert isinstance(message, Work)
-        stream = Stream(stream_id=message.number, kind=message.kind, path=message.path, framing=message.framing)
+        stream = Stream(
+            stream_id=message.number,
+            kind=message.kind,
+            path=message.path,
+            framing=message.framing,
+            mistakes=message.mistakes,
+        )
         await arrived_tx.send(
             Chunk(
                 stream=stream,

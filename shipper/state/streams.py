@@ -21,6 +21,10 @@ _COLUMNS: Final = (
 _SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
 
 
+_MISTAKES_MAX: Final = 10_000
+_BETWEEN_BYTES: Final = 16  # between two records that stand beside each other; too few for a third one
+
+
 def _written(name: str) -> str:
     """Write the value of a column; a path is bytes, which need not be UTF-8, and stands as text for who looks."""
     return "CAST(:path AS TEXT)" if name == "path" else f":{name}"
@@ -65,7 +69,29 @@ class StreamTable:
         with understood(self._path):
             columns = ", ".join(map(_read, _COLUMNS))
             rows = self._db.execute(f"SELECT {columns} FROM streams WHERE kind = ? ORDER BY stream_id", (kind,))
-            return [_stream_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+            streams = [_stream_of(dict(zip(_COLUMNS, row, strict=True))) for row in rows]
+        self._note_mistakes({stream.stream_id: stream for stream in streams})
+        return streams
+
+    def _note_mistakes(self, streams: dict[int, Stream]) -> None:
+        """
+        Note of each stream what was refused right before its checkpoint, as its newest dead letters tell.
+
+        So a process that goes on in the middle of an input that is unlike records knows it.
+        """
+        starts = {stream_id: stream.checkpoint for stream_id, stream in streams.items()}
+        with understood(self._path):
+            rows = self._db.execute(
+                "SELECT stream_id, start_offset, end_offset, rule FROM dead_letters WHERE delivery = 'invalid' "
+                "ORDER BY id DESC LIMIT ?",
+                (_MISTAKES_MAX,),
+            )
+            for stream_id, start, end, rule in rows:
+                if not 0 <= starts.get(stream_id, -1) - end < _BETWEEN_BYTES:
+                    break
+                starts[stream_id] = start
+                mistakes = streams[stream_id].mistakes
+                mistakes[rule] = mistakes.get(rule, 0) + 1
 
     def youngest_id(self) -> int:
         """Tell the greatest stream id that was ever saved."""

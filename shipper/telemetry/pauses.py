@@ -21,6 +21,9 @@ ADVICE: Final = {
     "unexpected_answer": "check whether it is the service at all that answers at intake.base_url",
     "unreadable_answer": "the answer is no plain acceptance: the message names what was not understood; ask who runs "
     "the service, and check that it is the service that answers at intake.base_url",
+    "input_unlike_records": "shipper validate FILE shows what is wrong; then mend records.mapping, or raise "
+    "records.mistake_limit, and reload (SIGHUP), or take the file away and restart",
+    "clock": "set this machine's clock, such as by NTP; it is looked at again by itself",
     "systematic_rejection": "see what the service says: shipper dead-letters list; then mend the mapping, or raise "
     "delivery.poison_limit",
     "dead_letters_full": "shipper dead-letters list, then purge or replay; or raise state.dead_letter_max_bytes",

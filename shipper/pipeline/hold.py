@@ -1,0 +1,171 @@
+"""Holds the input back while it, or this machine's clock, is not to be believed; ends a one-shot run instead."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+
+import anyio
+import structlog
+
+from shipper.codec import MESSAGES
+from shipper.config import Settings
+from shipper.delivery.credentials import ClockSkew
+from shipper.delivery.gate import FAIL_FAST_S
+from shipper.errors import HeldBackError
+from shipper.pipeline.brake import Mistakes
+from shipper.pipeline.settlement import Settlement
+from shipper.records import Stream
+from shipper.telemetry.live import Pause
+from shipper.telemetry.pauses import ADVICE
+
+log = structlog.get_logger("pipeline")
+
+_LOOK_S: Final = 5.0  # between two questions for the time, while the clock may be wrong
+_TRUST_S: Final = 60.0  # for so long no other question is asked
+_SET_THE_CLOCK: Final = (
+    "Nothing is lost. Set this machine's clock, such as by NTP, and run the same command again; if the service's clock "
+    "is the wrong one, or the records do come from the future, raise records.max_future_seconds"
+)
+
+
+class Halt(NamedTuple):
+    """
+    Why nothing more of the input is settled.
+
+    Attributes:
+        reason: A key of `pauses.ADVICE`.
+        message: What happened, for a person.
+        way_out: What to do if the run ends for it.
+        is_final: Waiting alone changes nothing.
+    """
+
+    reason: str
+    message: str
+    way_out: str
+    is_final: bool
+
+
+class Hold:
+    """
+    Args:
+        ask_time: Has the service's clock noted in `skew`; returns why that could not be done, empty if it was.
+        give_up_after_s: For how long a one-shot run waits; None = it is none, and waits for ever.
+        wall_time: Seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        settlement: Settlement,
+        *,
+        skew: ClockSkew,
+        ask_time: Callable[[], Awaitable[str]],
+        give_up_after_s: float | None,
+    ) -> None:
+        self._settings = settings
+        self._settlement = settlement
+        self._skew = skew
+        self._ask_time = ask_time
+        self._give_up_after_s = give_up_after_s
+        self._changed = anyio.Event()
+        self._trusted_until = -math.inf
+        self._halt: Halt | None = None
+        self._since = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Hold {self._halt.reason if self._halt else 'free'}>"
+
+    def pauses(self, wall_now: float) -> list[Pause]:
+        """Return why the input is held back; empty if it is not."""
+        if self._halt is None:
+            return []
+        now, advice = anyio.current_time(), ADVICE[self._halt.reason]
+        ends_s = self._gives_up_at() - now
+        ends_at = None if ends_s == math.inf else round(wall_now + ends_s, 3)
+        since = round(wall_now - (now - self._since), 3)
+        return [Pause(self._halt.reason, self._halt.message, advice, since, gives_up_at=ends_at)]
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Look again at what is held back, by other settings."""
+        self._settings = settings
+        self._changed.set()
+
+    # Why -----------------------------------------------------------------------------------------------------------
+
+    def unlike(self, stream: Stream, mistakes: Mistakes) -> Halt:
+        """Return what to say of an input that is unlike records."""
+        where = f"of {stream.path}" if mistakes.is_of_one else f"of several inputs, the last of them {stream.path},"
+        message = (
+            f"{mistakes.records:,} records in a row {where} were refused by the rule {mistakes.rule} "
+            f"({MESSAGES[mistakes.rule]}), with no good one between; records.mistake_limit is "
+            f"{self._settings.records.mistake_limit:,}"
+        )
+        validate = "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {_word(stream)}"
+        way_out = (
+            f"The rest is untouched. See what is wrong with: {validate}. Mend records.mapping or the input, or take it "
+            "away, and run the same command again; if that many records really are bad, raise records.mistake_limit "
+            "(0 = no limit)"
+        )
+        return Halt("input_unlike_records", message, way_out, is_final=True)
+
+    async def late_clock(self, records: int) -> Halt | None:
+        """Return why it is this machine's clock that makes records seem to come from the future; None if it is not."""
+        if anyio.current_time() < self._trusted_until:
+            return None
+        problem = await self._ask_time()
+        if not problem and self._skew.seconds <= self._settings.records.max_future_seconds:
+            self._trusted_until = anyio.current_time() + _TRUST_S
+            return None
+        why = (
+            f"and the service cannot be asked for the time: {problem}"
+            if problem
+            else f"as this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
+        )
+        message = f"{records:,} records seem to come from the future, {why}"
+        return Halt("clock", message, _SET_THE_CLOCK, is_final=False)
+
+    # Waiting -------------------------------------------------------------------------------------------------------
+
+    async def wait(self, halt: Halt) -> None:
+        """Wait until it makes sense to look again, or have the rest of the input left alone if it never will."""
+        if self._halt is None or self._halt.reason != halt.reason:
+            self._since = anyio.current_time()
+            log.warning("delivery_paused", reason=halt.reason, message=halt.message)
+        self._halt = halt
+        is_one_shot = self._give_up_after_s is not None
+        if (halt.is_final and is_one_shot) or self._gives_up_at() <= anyio.current_time():
+            self._settlement.leave_rest(HeldBackError(halt.message, halt.way_out))
+            return
+        self._changed = anyio.Event()
+        longest_s = math.inf if halt.is_final else _LOOK_S
+        with anyio.move_on_at(min(anyio.current_time() + longest_s, self._gives_up_at())):
+            async with anyio.create_task_group() as either:
+                for event in (self._changed, self._settlement.stopping):
+                    either.start_soon(_until, event, either.cancel_scope)
+        if self._settlement.stopping.is_set():
+            self._settlement.leave_rest()
+
+    def end(self) -> None:
+        """Take note that the input is not held back any more."""
+        if self._halt is not None:
+            log.info("delivery_resumed", reason=self._halt.reason)
+            self._halt = None
+
+    def _gives_up_at(self) -> float:
+        """Return when a one-shot run is given up, on the event loop's clock; a fault of the set-up ends it soon."""
+        if self._give_up_after_s is None:
+            return math.inf
+        is_hasty = self._settings.delivery.fail_fast and not self._settlement.acks.totals.accepted
+        return self._since + (min(FAIL_FAST_S, self._give_up_after_s) if is_hasty else self._give_up_after_s)
+
+
+async def _until(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()
+
+
+def _word(stream: Stream) -> str:
+    return shlex.quote(stream.path)

@@ -1,0 +1,266 @@
+"""An input that is unlike records, or a clock that is behind: the dead letters are not filled with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
+from tests.e2e.files import told
+from tests.e2e.operated import Admin
+from tests.e2e.surroundings import spooled
+from tests.e2e.test_follow import QUICK
+from tests.in_process import run
+
+LIMIT = 1_000  # the default of records.mistake_limit
+FOREIGN = [b'level=info msg="request served" path=/health took=%dms\n' % number for number in range(5_000)]
+
+
+def write(folder: Path, name: str, lines: Iterable[bytes]) -> Path:
+    path = folder / name
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def renamed(line: bytes) -> bytes:
+    """Write a record under names that shipper does not know."""
+    return json.dumps({f"x_{name}": value for name, value in json.loads(line).items()}).encode() + b"\n"
+
+
+def mapping(line: bytes) -> str:
+    return "[records.mapping]\n" + "".join(f'{name} = "x_{name}"\n' for name in json.loads(line))
+
+
+def add_to_config(shipper: Shipper, text: str) -> None:
+    shipper.config.write_text(shipper.config.read_text() + text)
+
+
+def assert_held_back(result: Result, *words: str) -> None:
+    assert result.summary is not None
+    assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
+    for each in ("records.mistake_limit", "shipper validate", "records.mapping", *words):
+        assert each in result.summary["message"], result.summary["message"]
+
+
+def test_a_file_of_wrong_column_names_costs_no_more_letters_than_the_limit_however_often_it_is_tried(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    out = io.StringIO()
+    rows = csv.writer(out)
+    rows.writerow([f"column_{name}" for name in json.loads(sample.lines[0])])
+    rows.writerows(json.loads(line).values() for line in sample.lines[:20_000])
+    file = write(shipper.folder, "export.csv", [out.getvalue().encode()])
+    result = shipper.backfill(file)
+    assert_held_back(result, str(file), "1,000 records in a row", f"shipper validate {file}")
+    assert len(shipper.read_state().dead_letters) == LIMIT
+    for _ in range(2):  # as a service manager does
+        assert_held_back(shipper.backfill(file), "1,000 records in a row")
+    assert len(shipper.read_state().dead_letters) == LIMIT
+    assert service.stored == 0
+
+
+def test_a_mended_mapping_delivers_the_rest_and_a_replay_the_letters(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = write(shipper.folder, "own.ndjson", map(renamed, sample.lines[:3_000]))
+    assert_held_back(shipper.backfill(file), "event_id")
+    add_to_config(shipper, mapping(sample.lines[0]))
+    assert shipper.backfill(file).counts() == (2_000, 2_000, 0, 0, 0)
+    assert shipper.run("dead-letters", "replay").returncode == 0
+    service.assert_holds_exactly(sample.ids[:3_000])
+
+
+def test_what_is_good_before_it_is_delivered_and_nothing_twice(shipper: Shipper, service: Service, sample: Sample):
+    file = write(shipper.folder, "mixed.ndjson", [*sample.lines[:2_500], *FOREIGN])
+    result = shipper.backfill(file)
+    assert_held_back(result, "1,000 records in a row", "json")
+    assert result.counts() == (2_500 + LIMIT, 2_500, LIMIT, 0, 0)
+    assert service.times_received() == dict.fromkeys(sample.ids[:2_500], 1)
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["from the start", "behind a good record"])
+def test_bad_records_up_to_the_limit_are_letters_and_the_good_ones_behind_them_are_delivered(
+    shipper: Shipper, service: Service, sample: Sample, first: int
+):
+    """One more is too many, but for whom raises the limit or switches it off."""
+    good = sample.lines[first : first + 1_500]
+    file = write(shipper.folder, "a.ndjson", [*sample.lines[:first], *FOREIGN[:LIMIT], *good])
+    assert run(shipper, "backfill", file, "--summary", "json").counts() == (2_500 + first, 1_500 + first, LIMIT, 0, 0)
+    more = write(
+        shipper.folder, "b.ndjson", [*sample.lines[5_000:5_001], *FOREIGN[: LIMIT + 1], *sample.lines[2_000:3_000]]
+    )
+    assert_held_back(shipper.backfill(more), str(more))
+    assert shipper.backfill(more, settings={"records.mistake_limit": 1_500}).counts() == (1_001, 1_000, 1, 0, 0)
+    assert service.stored == 2_501 + first
+
+    other = write(shipper.folder, "c.ndjson", [*FOREIGN, *sample.lines[3_000:3_100]])
+    assert shipper.backfill(other, settings={"records.mistake_limit": 0}).counts() == (5_100, 100, 5_000, 0, 0)
+
+
+def test_many_small_files_are_noticed_as_one_big_one_is(shipper: Shipper, service: Service):
+    folder = shipper.folder / "exports"
+    folder.mkdir()
+    for number in range(50):
+        write(folder, f"{number:02}.log", FOREIGN[100 * number : 100 * number + 100])
+    assert_held_back(shipper.backfill(folder), "of several inputs, the last of them")
+    assert len(shipper.read_state().dead_letters) == LIMIT
+
+
+def test_workers_notice_it_each_for_itself_and_the_next_run_knows_it(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    lines = [b"%b %b\n" % (line.rstrip(), b"x" * 300) for line in FOREIGN]
+    file = write(shipper.folder, "foreign.log", [line for _ in range(3) for line in lines])
+    result = shipper.backfill(file, "--workers", "2")
+    assert_held_back(result, str(file))
+    assert LIMIT <= result.summary["dead_lettered"] <= 2 * LIMIT
+    good = write(shipper.folder, "good.ndjson", sample.lines[:500])
+    assert shipper.backfill(good, "--workers", "2").counts() == (500, 500, 0, 0, 0)
+
+
+def test_what_a_pipe_was_fed_stays_in_the_spool(shipper: Shipper, service: Service, sample: Sample):
+    result = shipper.pipe(b"".join([*FOREIGN[:3_000], *sample.lines[:100]]))
+    assert_held_back(result, "producer | shipper validate -")
+    assert len(shipper.read_state().dead_letters) == LIMIT
+    assert sum(len(content) for _, content in spooled(shipper)) > 0
+    assert shipper.pipe(settings={"records.mistake_limit": 0}).counts() == (2_100, 100, 2_000, 0, 0)
+
+
+def test_validate_and_replay_know_no_limit(shipper: Shipper, service: Service):
+    file = write(shipper.folder, "foreign.log", FOREIGN)
+    shown = run(shipper, "validate", file, "--format", "json", check=False)
+    assert shown.returncode == 3
+    assert "5000" in shown.stdout
+    assert run(shipper, "backfill", file, settings={"records.mistake_limit": 0}).returncode == 3
+    replayed = run(shipper, "dead-letters", "replay", "--summary", "json")
+    assert (replayed.returncode, replayed.counts()) == (3, (5_000, 0, 5_000, 0, 0))
+
+
+def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_again(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    logs = shipper.folder / "logs"
+    logs.mkdir()
+    file = write(logs, "own.ndjson", map(renamed, sample.lines[:3_000]))
+    add_to_config(shipper, f'[input]\ninclude = ["{logs}/*.ndjson"]\n')
+    running = shipper.start("run", settings=QUICK)
+    running.wait_for("delivery_paused")
+    admin = Admin(running)
+    running.wait_until(lambda: admin.get("/readyz").status_code == 503, "it is not ready")
+    assert "input_unlike_records" in admin.get("/readyz").text
+    assert 'shipper_paused{reason="input_unlike_records"} 1.0' in admin.get("/metrics").text
+    (pause,) = admin.status()["live"]["pauses"]
+    assert str(file) in pause["message"]
+    assert "SIGHUP" in pause["advice"]
+    assert "1,000 records in a row" in run(shipper, "status", check=False).stdout
+
+    running.process.send_signal(signal.SIGHUP)  # nothing was mended
+    running.wait_for("settings_reloaded")
+    add_to_config(shipper, mapping(sample.lines[0]))
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_for("delivery_resumed")
+    running.wait_until(lambda: service.stored == 2_000, "the rest is delivered")
+    running.wait_until(lambda: admin.get("/readyz").status_code == 200, "it is ready")
+    assert running.stop().returncode == 0
+    assert len(shipper.read_state().dead_letters) == LIMIT
+    (paused,) = told(running, "delivery_paused")
+    assert paused["reason"] == "input_unlike_records"
+
+
+def test_a_run_that_is_held_back_stops_at_once_with_what_it_has_not_read_pending(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    logs = shipper.folder / "logs"
+    logs.mkdir()
+    file = write(logs, "foreign.ndjson", FOREIGN)
+    settings = {**QUICK, "input.include": json.dumps([f"{logs}/*.ndjson"])}
+    running = shipper.start("run", settings=settings)
+    running.wait_for("delivery_paused")
+    assert running.stop().returncode == 0
+    file.unlink()
+    write(logs, "good.ndjson", sample.lines[:100])
+    running = shipper.start("run", settings=settings)
+    running.wait_until(lambda: service.stored == 100, "the file was taken away, and the run goes on")
+    assert running.stop().returncode == 0
+
+
+# The clock --------------------------------------------------------------------------------------------------------
+
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
+
+
+def now_by(seconds: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def test_a_clock_that_is_a_year_behind_makes_no_letters_of_good_records(shipper: Shipper, sample: Sample):
+    """The service's clock is the right one; before the first request, nothing is known of it."""
+    year_s = 365 * 86_400.0
+    lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:1_500])]
+    file = write(shipper.folder, "events.ndjson", lines)
+    with sandbox(clock_offset_seconds=year_s) as service:
+        shipper.target = service.target
+        result = shipper.backfill(file)
+        assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
+        for words in ("clock", "behind the service's", "NTP", "records.max_future_seconds"):
+            assert words in result.summary["message"]
+        (paused,) = told(result, "delivery_paused")
+        assert paused["reason"] == "clock"
+        assert shipper.read_state().dead_letters == ()
+        settings = {"records.max_future_seconds": 366 * 86_400}
+        assert shipper.backfill(file, settings=settings).counts() == (1_500, 1_500, 0, 0, 0)
+
+
+def test_records_that_do_come_from_the_future_are_letters(shipper: Shipper, service: Service, sample: Sample):
+    file = write(
+        shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
+    )
+    result = shipper.backfill(file)
+    assert (result.returncode, result.counts()) == (3, (300, 0, 300, 0, 0))
+    assert {letter.rule for letter in shipper.read_state().dead_letters} == {"timestamp"}
+    assert "max_future_seconds" in shipper.read_state().dead_letters[0].message
+
+
+def test_a_service_that_cannot_be_asked_for_the_time_is_waited_for(shipper: Shipper, sample: Sample, service: Service):
+    file = write(
+        shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
+    )
+    right, shipper.target = shipper.target, shipper.target._replace(base_url="http://127.0.0.1:9")
+    result = shipper.backfill(file)
+    assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
+    assert "cannot be asked for the time" in result.summary["message"]
+    assert shipper.read_state().dead_letters == ()
+    shipper.target = right
+    assert shipper.backfill(file).returncode == 3
+
+
+@pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")
+def test_a_run_whose_clock_is_set_right_goes_on_by_itself(shipper: Shipper, service: Service, sample: Sample):
+    clock = shipper.folder / "clock"
+    clock.write_text("-365d\n")
+    file = write(shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(-60)) for line in sample.lines[:300]])
+    running = shipper.start(
+        "run",
+        settings={**QUICK, "input.include": json.dumps([str(file)])},
+        env={
+            "LD_PRELOAD": str(FAKETIME[0]),
+            "FAKETIME_TIMESTAMP_FILE": str(clock),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",
+        },
+    )
+    running.wait_for("delivery_paused")
+    assert '"reason":"clock"' in running.stderr
+    clock.write_text("+0\n")
+    running.wait_until(lambda: service.stored == 300, "all is delivered", limit_s=30)
+    assert running.stop().returncode == 0
+    assert shipper.read_state().dead_letters == ()
