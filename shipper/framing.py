@@ -227,6 +227,12 @@ def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | N
     return CsvRows(header, delimiter or _delimiter_of(header))
 
 
+def is_object(text: bytes) -> bool:
+    """Return whether a text is one whole JSON object, as far as braces tell."""
+    start = _skip_blanks(text, 0)
+    return text.startswith(b"{", start) and _end_of_value(text, start) == len(text.rstrip(_BLANKS))
+
+
 def _is_header(line: bytes) -> bool:
     """
     Tell whether a line names the columns of CSV.

@@ -319,7 +319,7 @@ class StreamBook:
         if not content.compression:
             return None
         head = content.pread(READ_BYTES, 0)
-        return self._form.framing_of(head, is_whole=content.is_ended() or len(head) == READ_BYTES)
+        return self._form.framing_of(head, is_whole=len(head) == READ_BYTES)  # another member may follow
 
     def _reader(self, content: Content, stream: Stream, path: Path, framing: Framing | None = None) -> StreamReader:
         return StreamReader(

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import structlog
 
@@ -20,6 +20,8 @@ log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 22
 
+# Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
+Ending = Literal["open", "quiet", "final"]
 Signature = tuple[int, int]  # size and time of the last change, in nanoseconds: what tells that a file has changed
 
 
@@ -38,7 +40,7 @@ class OpenFile:
         grew_at: When it was seen to have changed last.
         signature: As it was then.
         is_ready: Whether it waits for its turn to be read.
-        is_final: Whether it is an archive that was read as one that does not grow any more.
+        ending: Of an archive, what was taken for sure about its end when it was read last.
         new_since: Since when it waits to be told from a copy of another input; None if it does not, or no more.
         noted_size: What was remembered of its size.
         unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
@@ -52,7 +54,7 @@ class OpenFile:
     grew_at: float
     signature: Signature | None = None
     is_ready: bool = False
-    is_final: bool = False
+    ending: Ending = "open"
     new_since: float | None = None
     noted_size: int = 0
     unchanged_at: float | None = None
@@ -91,7 +93,7 @@ class OpenFiles:
     Args:
         book: Begins a file again that was truncated.
         max_open: How many files to hold open.
-        rotate_wait_s: An archive that has been quiet for so long does not grow any more.
+        rotate_wait_s: When an archive is called quiet.
         wall_time: Seconds since the epoch.
     """
 
@@ -188,7 +190,7 @@ class OpenFiles:
     def check(self, file: OpenFile, now: float) -> None:
         """Have one read if it has changed."""
         if file.new_since is None and (
-            file.has_changed(file.reader.content.status()) or self._is_final(file, now) != file.is_final
+            file.has_changed(file.reader.content.status()) or self._ending(file, now) != file.ending
         ):
             self.wake(file)
 
@@ -207,9 +209,11 @@ class OpenFiles:
         log.warning("source_truncated", path=path, offset=offset, size=status.st_size)
         file.reader = self._book.begin_again(file.reader)
 
-    def _is_final(self, file: OpenFile, now: float) -> bool:
-        """Tell whether an archive has been quiet for so long that its end also ends its last line."""
-        return bool(file.reader.content.compression) and now - file.grew_at >= self._rotate_wait_s
+    def _ending(self, file: OpenFile, now: float) -> Ending:
+        if not file.reader.content.compression or now - file.grew_at < self._rotate_wait_s:
+            return "open"
+        has_left = file.reader.stream.is_rotated or not file.reader.content.status().st_nlink
+        return "final" if has_left else "quiet"
 
     # Reading ------------------------------------------------------------------------------------------------------
 
@@ -241,10 +245,10 @@ class OpenFiles:
                 else:
                     file.note_unchanged()
                 file.note_change(status, now)
-            file.is_final = self._is_final(file, now)
+            file.ending = self._ending(file, now)
             reader = file.reader
             reader.note_size(status, wall_time)
-            chunk = reader.read(is_final=file.is_final)
+            chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open")
             file.trouble = ""
             if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
                 ended_before = reader.stream.ended_ns

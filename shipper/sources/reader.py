@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from shipper.errors import SourceError
-from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, sniff
+from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, is_object, sniff
 from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
 from shipper.sources.content import Content, begins_like_archive, compression_of, data_from, open_content
 
@@ -175,7 +175,7 @@ class StreamReader:
         self.stream.move_checkpoint(self.offset, self._tail)
         return self._tail
 
-    def read(self, *, is_final: bool) -> Chunk | None:
+    def read(self, *, is_final: bool, is_quiet: bool = False) -> Chunk | None:
         """
         Read the next whole lines.
 
@@ -185,21 +185,28 @@ class StreamReader:
         Args:
             is_final: Nothing will be appended any more, so that the end of the input ends the last line; but not that
                 of an archive that is cut short.
+            is_quiet: Nothing was appended to an archive for long. The end of a member may be that of a flush, in the
+                middle of a line; so it ends the last line only if that is a whole object.
         Returns:
             At most 1 MiB, or one line that is longer; None if there is no whole line yet.
         Raises:
             SourceError: The input has another format, a record that is no line is too long, or an archive is broken or
                 ends too early.
         """
-        chunk = self._read(is_final=is_final)
+        chunk = self._read(is_final=is_final or (is_quiet and self._ends_with_object()))
         if chunk is None and not self.content.is_ended():
             self.content.pread(1, self.content.size())  # raises if it is broken there
-            if is_final:
+            if is_final or is_quiet:
                 raise SourceError(
                     f"{self.path}: the {self.content.compression} archive is cut short; its whole records up to there "
                     "are read. Put the whole file in its place and start again"
                 )
         return chunk
+
+    def _ends_with_object(self) -> bool:
+        data = self.content.pread(READ_BYTES, self.offset)
+        is_end = len(data) < READ_BYTES and self.content.is_ended()
+        return is_end and is_object(data[data.rfind(b"\n") + 1 :])
 
     def _pread(self, length: int, offset: int) -> bytes:
         """Read, but none of the NULs that reach the end of a file."""

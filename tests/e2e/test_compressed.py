@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import lzma
 import shutil
 import subprocess
@@ -327,3 +328,42 @@ def test_files_compressed_between_two_backfills_go_on_where_they_were(
     assert shipper.backfill("*.ndjson").counts() == (200, 200, 0, 0, 0)
     wanted = [event_id for number in range(4) for event_id in sample.ids[number * 500 : number * 500 + 450]]
     assert service.times_received() == dict.fromkeys(wanted, 1)
+
+
+def test_a_record_that_is_cut_by_the_end_of_a_member_waits_for_its_rest_across_restarts(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """Logs that are flushed as members, wherever a buffer is full, and quiet in between for longer than any wait."""
+    tail = Tail(shipper, service, sample)
+    names = [f"{form}.{suffix}" for form in ("ndjson", "csv", "batch") for suffix in COMPRESSIONS]
+    contents = {
+        name: written_as(name.partition(".")[0], sample.lines[number * 20 : number * 20 + 20])
+        for number, name in enumerate(names)
+    }
+    count = len(names) * 20
+    settings = {"input__rotate_wait_seconds": 0.2, "input__format": "auto"}
+    tail.start("*", **settings)
+    quiet = []
+    for number, (start, end) in enumerate(pairwise((0, 20, 1000, 1100, 2000, 100_000))):
+        for name, data in contents.items():
+            with (tail.folder / name).open("ab") as out:
+                out.write(COMPRESSIONS[name.partition(".")[2]](data[start:end]))
+        # A whole object without its newline is read once its archive has been quiet, and so have those before, then.
+        quiet.append(count + number)
+        (tail.folder / f"later.{number}").write_bytes(COMPRESSIONS["gz"](sample.lines[quiet[-1]].rstrip()))
+        tail.wait(quiet)
+        if number == 2:
+            assert tail.running.stop().returncode == 0
+            tail.start("*", **settings)
+    tail.wait([*range(count), *quiet])
+    tail.stop([*range(count), *quiet])
+
+
+def written_as(form: str, lines: list[bytes]) -> bytes:
+    if form == "batch":
+        return b'{"EventType":"Acquisition","events":[' + b",".join(lines) + b"]}\n"
+    if form == "ndjson":
+        return b"".join(lines)
+    documents = [json.loads(line) for line in lines]
+    rows = [",".join(map(str, document.values())).encode() + b"\n" for document in documents]
+    return ",".join(documents[0]).encode() + b"\n" + b"".join(rows)
