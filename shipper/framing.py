@@ -10,18 +10,21 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Final, Literal, NamedTuple, Protocol
 
-from shipper.wire import EVENT_TYPE
+from shipper.wire import EVENT_TYPE, ActivityEvent
 
 Format = Literal["ndjson", "csv", "batch"]
+
+# Names of columns, folded to one case, that tell a header from any other first line.
+WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__struct_fields__)
 
 _BLANKS: Final = b" \t\r\n\0"
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 1024
-_NAME: Final = re.compile(r"[^\W\d][\w .()/#-]*")
+_KNOWN_COLUMNS_MIN: Final = 2  # a header has more; a line of something else that is cut at commas has none
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
 _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
@@ -102,6 +105,7 @@ class CsvRows:
         header: The first row as it came, with its newline; it is no record.
         names: The columns.
         delimiter: One character.
+        repeated: The numbers, from 1, of two columns that have the same name; None if there are none.
     """
 
     format: Format = "csv"
@@ -114,6 +118,7 @@ class CsvRows:
             self.names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
         except csv.Error:
             self.names = []  # so that no row has as many values
+        self.repeated = _repeated(self.names)
         mark = re.escape(delimiter.encode())
         value = rb'(?:%b|(?!")[^%b\n]*)' % (_QUOTED, mark)
         self._row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|$)" % (value, mark, value))
@@ -189,12 +194,14 @@ class BatchElements:
             at = _skip_blanks(data, end)
 
 
-def sniff(head: bytes, *, is_whole: bool) -> Format | None:
+def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Container[str] = WIRE_COLUMNS) -> Format | None:
     """
     Tell the format by the first bytes; None as long as there are too few of them.
 
     Args:
         is_whole: There is no more.
+        delimiter: As for `csv_rows`.
+        columns: The names, folded to one case, by which a header is known.
     """
     text = head.removeprefix(codecs.BOM_UTF8).lstrip(_BLANKS)
     if text.startswith(b"[") or _HEAD.match(text):
@@ -202,7 +209,9 @@ def sniff(head: bytes, *, is_whole: bool) -> Format | None:
     line, newline, _ = text.partition(b"\n")
     if not is_whole and len(text) < _SNIFFED_BYTES and (not newline or _may_become_head(text)):
         return None
-    return "csv" if _is_header(line) else "ndjson"
+    names = CsvRows(line, delimiter or _delimiter_of(line)).names
+    known = {name.casefold() for name in names if name.casefold() in columns}
+    return "csv" if len(known) >= _KNOWN_COLUMNS_MIN else "ndjson"
 
 
 def _may_become_head(text: bytes) -> bool:
@@ -233,14 +242,13 @@ def is_object(text: bytes) -> bool:
     return text.startswith(b"{", start) and _end_of_value(text, start) == len(text.rstrip(_BLANKS))
 
 
-def _is_header(line: bytes) -> bool:
-    """
-    Tell whether a line names the columns of CSV.
-
-    It has to look the part: of a broken line of JSON that was taken for a header, nothing would ever be heard again.
-    """
-    names = CsvRows(line, _delimiter_of(line)).names
-    return len(names) > 1 and len(set(names)) == len(names) and all(map(_NAME.fullmatch, names))
+def _repeated(names: Sequence[str]) -> tuple[int, int] | None:
+    """Find the first two columns of one name; what has no name is read by nobody."""
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if name and numbers.setdefault(name, number) != number:
+            return numbers[name], number
+    return None
 
 
 def _delimiter_of(header: bytes) -> str:

@@ -243,13 +243,13 @@ def _descriptors_for_files() -> int:
 
 def _book(settings: Settings, state: OpenState) -> StreamBook:
     from shipper.sources.identity import StreamBook
-    from shipper.sources.reader import InputForm
+    from shipper.sources.reader import input_form
 
     return StreamBook(
         state.store.streams.known("file"),
         state.next_stream_id,
         max_record_bytes=settings.input.max_record_bytes,
-        form=InputForm(settings.input.format, settings.input.csv_delimiter),
+        form=input_form(settings),
     )
 
 
@@ -266,9 +266,9 @@ def _completion(settings: Settings) -> Completion:
 
 
 def _spool(settings: Settings, state: OpenState, descriptor: int | None) -> Spool:
-    from shipper.sources.reader import InputForm
+    from shipper.sources.reader import input_form
 
-    form = InputForm(settings.input.format, settings.input.csv_delimiter)
+    form = input_form(settings)
     patience_s = settings.delivery.give_up_after_seconds
     return state.spool(settings, descriptor, wall_time=time.time, form=form, give_up_after_s=patience_s)
 

@@ -24,7 +24,7 @@ from shipper.cli.common import (
     several,
 )
 from shipper.cli.ship import named_files
-from shipper.config import InputSettings, Settings
+from shipper.config import Settings
 
 if TYPE_CHECKING:
     from shipper.records import Chunk, Rejection
@@ -58,10 +58,10 @@ def validate(
     check = _Check(settings)
     for path in paths:
         if path == "-":
-            check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings.input))
+            check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings))
         else:
             for file in named_files([path], settings):
-                check.add(str(file), _chunks_of_file(file, settings.input))
+                check.add(str(file), _chunks_of_file(file, settings))
     with reader_may_leave():
         print(msgspec.json.encode(check.findings).decode() if form == "json" else check.in_words(), flush=True)
     raise typer.Exit(3 if check.findings.failed else 0)
@@ -240,12 +240,12 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join([*shown, "..."] if len(counts) > _NAMES_SHOWN else shown)
 
 
-def _chunks_of_file(path: Path, settings: InputSettings) -> Iterator[Chunk]:
+def _chunks_of_file(path: Path, settings: Settings) -> Iterator[Chunk]:
     from shipper.sources.identity import StreamBook
-    from shipper.sources.reader import InputForm
+    from shipper.sources.reader import input_form
 
-    form = InputForm(settings.format, settings.csv_delimiter)
-    reader = StreamBook((), lambda: 1, max_record_bytes=settings.max_record_bytes, form=form).open(path)
+    max_bytes = settings.input.max_record_bytes
+    reader = StreamBook((), lambda: 1, max_record_bytes=max_bytes, form=input_form(settings)).open(path)
     try:
         while chunk := reader.read(is_final=True):
             yield chunk
@@ -253,14 +253,14 @@ def _chunks_of_file(path: Path, settings: InputSettings) -> Iterator[Chunk]:
         reader.close()
 
 
-def _chunks_of_pipe(descriptor: int, settings: InputSettings) -> Iterator[Chunk]:
+def _chunks_of_pipe(descriptor: int, settings: Settings) -> Iterator[Chunk]:
     """Read what cannot be read twice."""
     from shipper.framing import csv_rows
     from shipper.records import Chunk, Stream
     from shipper.sources.incoming import Incoming
-    from shipper.sources.reader import READ_BYTES, InputForm
+    from shipper.sources.reader import READ_BYTES, input_form
 
-    incoming = Incoming(InputForm(settings.format, settings.csv_delimiter), max_record_bytes=settings.max_record_bytes)
+    incoming = Incoming(input_form(settings), max_record_bytes=settings.input.max_record_bytes)
     stream = Stream(stream_id=1, kind="spool", path="-")
     offset = 0
     rest = b""

@@ -25,6 +25,9 @@ def read_rows(raws: Sequence[bytes], framing: CsvRows) -> list[dict[str, str] | 
     Args:
         raws: One row each, with or without its newline; none is blank.
     """
+    if framing.repeated:
+        first, second = framing.repeated
+        return [Unreadable("csv", f"the columns {first} and {second} of the header have the same name")] * len(raws)
     try:
         texts = [raw.decode() for raw in raws]
         rows = list(csv.reader(texts, delimiter=framing.delimiter, strict=True))

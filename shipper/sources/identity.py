@@ -21,7 +21,7 @@ from typing import NamedTuple
 import structlog
 
 from shipper.errors import SourceError
-from shipper.framing import Framing
+from shipper.framing import CsvRows, Framing
 from shipper.permissions import DENIALS, obstacle
 from shipper.records import Head, Stream, digest, shown
 from shipper.sources.content import Content, open_content
@@ -372,7 +372,8 @@ class StreamBook:
         """Find the lost stream whose bytes these are."""
         if may_wait and len(content.pread(HEAD_BYTES, 0)) < HEAD_BYTES and not content.is_ended():
             raise UndecidedError(None, is_shorter=True)  # an archive that is being written
-        candidates = _alike(content, self._lost_by_head)
+        header_bytes = self._header_bytes(content)
+        candidates = _alike(content, self._lost_by_head, header_bytes)
         for stream in sorted(candidates, key=lambda each: -each.checkpoint):
             found = likeness(content, stream)
             if found == "same":
@@ -380,11 +381,15 @@ class StreamBook:
             if found == "shorter" and may_wait:
                 raise UndecidedError(stream, is_shorter=True)
         if may_wait:
-            for stream in _alike(content, self._placed_by_head):
+            for stream in _alike(content, self._placed_by_head, header_bytes):
                 found = likeness(content, stream)
                 if found != "other":
                     raise UndecidedError(stream, is_shorter=found == "shorter")
         return None
+
+    def _header_bytes(self, content: Content) -> int:
+        framing = self._form.framing_of(content.pread(HEAD_BYTES, 0), is_whole=True)
+        return len(framing.header) if isinstance(framing, CsvRows) else 0
 
     def _begin(self, content: Content, path: Path) -> Stream:
         """Begin a stream at the start of a file."""
@@ -480,12 +485,13 @@ def _place_of(status: os.stat_result) -> Place:
     return status.st_dev, status.st_ino
 
 
-def _alike(content: Content, by_head: dict[Head, list[Stream]]) -> list[Stream]:
-    """Find the streams that begin as a file does; blanks and NULs are no evidence."""
+def _alike(content: Content, by_head: dict[Head, list[Stream]], header_bytes: int) -> list[Stream]:
+    """Find the streams that begin as a file does; blanks, NULs and a header of CSV alone are no evidence."""
     lengths = {length for length, _ in by_head}
     head = content.pread(HEAD_BYTES, 0) if lengths else b""
     found = []
     for length in sorted(lengths, reverse=True):
-        if length <= len(head) and head[:length].strip(_NO_EVIDENCE):
+        is_header = length <= header_bytes and length < HEAD_BYTES
+        if length <= len(head) and not is_header and head[:length].strip(_NO_EVIDENCE):
             found += by_head.get(Head(length, digest(head[:length])), [])
     return found

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from shipper.errors import SourceError
-from shipper.framing import LINES, BatchElements, Format, Framing, csv_rows, is_object, sniff
+from shipper.framing import (
+    LINES,
+    WIRE_COLUMNS,
+    BatchElements,
+    CsvRows,
+    Format,
+    Framing,
+    csv_rows,
+    is_object,
+    sniff,
+)
 from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
 from shipper.sources.content import Content, begins_like_archive, compression_of, data_from, open_content
+
+if TYPE_CHECKING:
+    from shipper.config import Settings
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
@@ -22,14 +35,17 @@ class InputForm(NamedTuple):
     Attributes:
         format: `auto` = each input tells by its first bytes.
         csv_delimiter: Empty = the header tells.
+        columns: The names, folded to one case, by which the header of CSV is known.
     """
 
     format: Format | Literal["auto"] = "ndjson"
     csv_delimiter: str = ""
+    columns: frozenset[str] = WIRE_COLUMNS
 
     def framing_of(self, head: bytes, *, is_whole: bool) -> Framing | None:
         """Tell the framing of an input by its first bytes; None as long as there are too few of them."""
-        match sniff(head, is_whole=is_whole) if self.format == "auto" else self.format:
+        form: Format | None = None if self.format == "auto" else self.format
+        match form or sniff(head, is_whole=is_whole, delimiter=self.csv_delimiter, columns=self.columns):
             case "ndjson":
                 return LINES
             case "batch":
@@ -41,6 +57,13 @@ class InputForm(NamedTuple):
 
 
 NDJSON: Final = InputForm()
+
+
+def input_form(settings: Settings) -> InputForm:
+    """Take from the settings what is known of the inputs; a header may also name what `records.mapping` reads."""
+    paths = (path for source in settings.records.field_sources.values() for path in source.paths)
+    columns = WIRE_COLUMNS.union(path.casefold() for path in paths)
+    return InputForm(settings.input.format, settings.input.csv_delimiter, columns)
 
 
 Likeness = Literal["same", "shorter", "other"]
@@ -246,6 +269,7 @@ class StreamReader:
             self._is_framed = self._find_framing(is_final=is_final)
             if not self._is_framed:
                 return None
+        self._refuse_repeated_column()
         if self.stream.framing is not LINES:
             return self._read_framed(is_final=is_final)
         if self._scanned:
@@ -278,6 +302,18 @@ class StreamReader:
             return False
         self.stream.framing = framing
         return True
+
+    def _refuse_repeated_column(self) -> None:
+        """Read nothing of a file of which nobody can say which value is meant; what came through a pipe is kept."""
+        framing = self.stream.framing
+        if isinstance(framing, CsvRows) and framing.repeated and self.stream.kind == "file":
+            first, second = framing.repeated
+            name = framing.names[first - 1]
+            shown = f" ({name})" if name.casefold() in self._form.columns else ""  # others may be values
+            raise SourceError(
+                f"{self.path}: the columns {first} and {second} of the header have the same name{shown}; "
+                "rename or remove one of them"
+            )
 
     def _read_framed(self, *, is_final: bool) -> Chunk | None:
         for length in (READ_BYTES, READ_BYTES + self._max_record_bytes):

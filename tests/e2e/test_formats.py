@@ -15,6 +15,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, events_of
+from tests.e2e.files import Tail
 
 CONFIG = Path(__file__).parents[2] / "config"
 FULL = {"batch.max_events": 500, "batch.linger_seconds": 5, "delivery.concurrency": 1}
@@ -282,6 +283,83 @@ def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields
     for line in sample.lines[:5]:
         for field in ("IP", "Username", "BTag"):
             assert json.loads(line)[field] not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(
+    "first", [b"Export started, please wait\n", b"2026-11-01 10:00:00, INFO, Brand, ok\n", b"IP, \n"]
+)
+def test_a_sentence_in_front_of_json_is_one_dead_letter_and_no_header(
+    shipper: Shipper, service: Service, sample: Sample, first: bytes
+):
+    data = first + b"".join(sample.lines[:20])
+    (shipper.folder / "a.json").write_bytes(data)
+    assert shipper.backfill("a.json").counts() == (21, 20, 1, 0, 0)
+    assert shipper.pipe(b"".join([first, *sample.lines[20:40]])).counts() == (21, 20, 1, 0, 0)
+    assert [(letter.rule, letter.raw) for letter in shipper.read_state().dead_letters] == [("json", first[:-1])] * 2
+    service.assert_holds_exactly(sample.ids[:40])
+
+
+def test_a_header_is_known_by_the_names_of_fields_in_any_case_or_by_those_that_the_mapping_reads(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    names = list(json.loads(sample.lines[0]))
+    rows = [",".join(map(str, event.values())) + "\n" for event in documents(sample.lines[:30])]
+    foreign = [f"{number}. Spalte" for number in range(len(names))]
+    mapping = dict(zip(names, foreign, strict=True))
+    files = {"own.csv": (names, {}), "foreign.csv": (foreign, mapping), "lower.csv": ([*map(str.lower, names)], {})}
+    for number, (file, (header, mapping)) in enumerate(files.items()):
+        part = rows[number * 10 : number * 10 + 10]
+        (shipper.folder / file).write_text(",".join([*header, ""]) + "\n" + "".join(part).replace("\n", ",\n"))
+        written = "{" + ", ".join(f'{name} = "{column}"' for name, column in mapping.items()) + "}"
+        result = shipper.backfill(file, settings={"records.mapping": written})
+        accepted = 0 if file == "lower.csv" else 10
+        assert result.counts() == (10, accepted, 10 - accepted, 0, 0)
+    assert set(shipper.read_state().rules) == {"event_id"}, "the rows of a header in lower case are rows"
+    service.assert_holds_exactly(sample.ids[:20])
+
+
+@pytest.mark.parametrize("form", ["auto", "csv"])
+def test_a_header_that_names_a_column_twice_is_refused_and_the_column_named(
+    shipper: Shipper, service: Service, sample: Sample, form: str
+):
+    """Nobody can say which value is meant; a file waits to be mended, what came through a pipe is in dead letters."""
+    names = [*json.loads(sample.lines[0]), "IP", "", ""]
+    rows = "".join(",".join([*map(str, event.values()), "192.0.2.7,,\n"]) for event in documents(sample.lines[:3]))
+    file = shipper.folder / "a.csv"
+    file.write_text(",".join(names) + "\n" + rows)
+    number = names.index("IP") + 1
+    words = f"the columns {number} and 14 of the header have the same name"
+    settings = {"input.format": form}
+    checked = shipper.run("validate", file, settings=settings)
+    assert checked.returncode == 2
+    assert f"{words} (IP)" in checked.stderr
+    result = shipper.backfill(file, settings=settings)
+    assert (result.returncode, result.counts()) == (4, (0, 0, 0, 0, 0))
+    assert f"{words} (IP)" in result.stderr
+    piped = shipper.pipe(file.read_bytes(), settings=settings)
+    assert (piped.returncode, piped.counts()) == (3, (3, 0, 3, 0, 0))
+    assert {(letter.rule, letter.message) for letter in shipper.read_state().dead_letters} == {("csv", words)}
+    assert service.stored == 0
+
+    file.write_text(",".join(names).replace(",IP,,", ",Note,,") + "\n" + rows)
+    assert shipper.backfill(file, settings=settings).counts() == (3, 3, 0, 0, 0)
+
+
+def test_a_header_alone_does_not_make_a_new_file_an_old_one(shipper: Shipper, service: Service, sample: Sample):
+    """Exports of each day begin alike, and a day may have no rows."""
+    tail = Tail(shipper, service, sample)
+    header, *rows = csv_text(documents(sample.lines[:10])).splitlines(keepends=True)
+    monday, tuesday = tail.folder / "monday.csv", tail.folder / "tuesday.csv"
+    monday.write_bytes(header)
+    tail.start("*.csv").wait_for("source_opened")
+    wait_until(lambda: shipper.read_state().checkpoints, "the header is read")
+    tail.running.stop()
+    monday.rename(shipper.folder / "taken-away.csv")
+    tuesday.write_bytes(header + b"".join(rows))
+    running = tail.start("*.csv")
+    tail.wait(10)
+    assert tail.stop(10).stderr.count("source_found_again") == 0
+    assert running.stderr.count("source_opened") == 1
 
 
 def test_a_mapping_that_names_a_column_which_is_not_there_is_told(shipper: Shipper, sample: Sample):

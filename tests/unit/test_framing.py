@@ -138,8 +138,12 @@ def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
         (b" \n[", False, "batch"),
         (b"EventId,IP\n", False, "csv"),
         (b"EventId,IP", False, None),
-        (b'"Event id";"IP (v4)"\r\n', False, "csv"),
-        ("straße,größe\n".encode(), False, "csv"),
+        (b'"EVENTID";"ip";;""\r\n', False, "csv"),
+        ("straße,IP,Username,größe\n".encode(), False, "csv"),
+        ("straße,größe\n".encode(), False, "ndjson"),
+        (b"Hello, IP\n", False, "ndjson"),
+        (b"IP,IP\n", False, "ndjson"),
+        (b"IP,IP,Username\n", False, "csv"),
         (b"not json\n", False, "ndjson"),
         (b"\xff\xfe\0{\n", False, "ndjson"),
         (b'"EventId":"x","IP":"192.0.2.1"}\n', False, "ndjson"),
@@ -153,6 +157,21 @@ def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
 )
 def test_the_first_bytes_tell_the_format(head: bytes, is_whole: bool, expected: str | None):
     assert sniff(head, is_whole=is_whole) == expected
+
+
+def test_a_header_is_known_by_the_columns_that_are_looked_for():
+    columns = {"straße".casefold(), "größe".casefold()}
+    assert sniff("Straße,Größe\n".encode(), is_whole=False, columns=columns) == "csv"
+    assert sniff("Straße^Größe\n".encode(), is_whole=False, columns=columns, delimiter="^") == "csv"
+    assert sniff(b"EventId,IP\n", is_whole=False, columns=columns) == "ndjson"
+
+
+@each(
+    ("header", "repeated"),
+    [(b"a,b,a\n", (1, 3)), (b"a,,b,\n", None), (b"a, b ,c,b\n", (2, 4)), (b"a,A\n", None), (b"\n", None)],
+)
+def test_two_columns_of_one_name_are_found(header: bytes, repeated: tuple[int, int] | None):
+    assert CsvRows(header, ",").repeated == repeated
 
 
 @each(
