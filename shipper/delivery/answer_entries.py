@@ -57,6 +57,7 @@ class Entries:
 
     Attributes:
         by_index: The events that are known by their index alone.
+        has_stranger: An EventId was named that was not sent.
         has_wild_index: An index is out of range, or a row was named: no index is to be believed.
     """
 
@@ -66,6 +67,7 @@ class Entries:
         self._indexes: dict[str, int] | None = None
         self._values_left = _VALUES_MIN + _VALUES_PER_EVENT * events
         self.by_index: set[int] = set()
+        self.has_stranger = False
         self.has_wild_index = False
 
     def spend(self) -> None:
@@ -173,7 +175,7 @@ class Entries:
                 if (index := self.index_in(value, is_id=True)) is not None:
                     ids.add(index)
                 elif plain(name) == "eventid" and value:
-                    self.has_wild_index = True
+                    self.has_stranger = self.has_wild_index = True
                     return False
                 elif plain(name) in _PLACES and (found := _IN_PATH.fullmatch(value)):
                     places.append(self._in_range(int(found[1])))

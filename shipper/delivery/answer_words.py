@@ -75,35 +75,45 @@ _EXACT: Final[dict[str, Role]] = {
         "resultcode returncode responsecode responsestatus statustext",
         Role.RESULTS: "results items events responses records data entries outcomes statuses offsets receipts rows "
         "elements",
-        Role.TOTAL: "count total size received submitted eventsreceived itemsreceived recordsreceived receivedcount",
+        Role.TOTAL: "count total size n received submitted receivedcount",
         Role.PART: "created updated inserted upserted modified unchanged merged totalcreated totalupdated new",
         Role.TAKEN: "ok valid isvalid allvalid ack acks",
         Role.DENIAL: "error err fault exception errormessage errormsg errordescription errorcode errno errcode",
-        Role.REFUSED: "bad badrecords badevents issues problems missing lost validationmessages nack nacks",
+        Role.REFUSED: "bad badrecords badevents issues problems missing lost validationmessages nack nacks ko nok",
+        Role.UNPROCESSED: "retry shouldretry needsretry retryneeded",
         Role.INDEX: "index idx eventindex itemindex recordindex indexinrequest batchindex",
         Role.OTHER: "default defaults",
     }.items()
     for name in names.split()
 } | dict.fromkeys(_EVENT_FIELDS, Role.HARMLESS)
 _BY_PART: Final = (
-    (Role.UNPROCESSED, re.compile(r"unprocessed|toretry|retried|notprocessed")),
+    (Role.UNPROCESSED, re.compile(r"unprocessed|toretry|retried|notprocessed|deferred|postponed|onhold")),
     (Role.DENIAL, re.compile(r"(?:error|fault|exception|error(?:message|type|code|string)|fault(?:code|string))$")),
     (
         Role.REFUSED,
         re.compile(
             r"reject|partial|fail|error|invalid|refus|denied|deny|declin|dropped|discard|unsuccess|exception|fault|violation"
             r"|abort|forbid|throttl|unavail|unaccept|not(?:accept|stor|sav|deliver|valid)|skipped|ignored|blocked"
-            r"|bounced|conflict|incomplete|problem|dryrun|validateonly|simulat"
+            r"|bounced|conflict|incomplete|problem|dryrun|validateonly|simulat|unsent|unsaved|undeliver|unmatched"
+            r"|unable|quarantin|suspend|expired|cancel|excluded|filtered|omitted|deadletter"
         ),
     ),
     (Role.HARMLESS, re.compile(r"(?:request|trace|correlation|batch|message|operation|transaction|job)id$|edat$")),
+    (
+        Role.TOTAL,
+        re.compile(
+            r"^(?:num|numberof|total)?(?:event|record|row|item|entry|entrie|message|line|object)s?"
+            r"(?:count|total|size|received)$|^(?:batchsize|batchcount|(?:num|numberof|total)(?:event|record|row|item)s?)$"
+        ),
+    ),
     (Role.STATUS, re.compile(r"(?:status|statuscode|resultcode|returncode|outcome)$")),
     (Role.KNOWN, re.compile(r"duplicat|repeat|alreadyknown|existing")),
     (
         Role.TAKEN,
         re.compile(
             r"accept|succe|ingest|import|process|stored|received|queued|deliver|written|saved|persist|publish|insert"
-            r"|acknowledg|completed|committed"
+            r"|acknowledg|completed|committed|loaded|added|tracked|consumed|handled|registered|recorded|affected"
+            r"|applied|captured|collected|(?:^|events|records)sent$|^good$|^passed$"
         ),
     ),
     (Role.RESULTS, re.compile(r"(?:results|responses|ids|items|records|events|entries)$")),
@@ -119,7 +129,8 @@ _GOOD: Final = _words(
     "ok okay success successful succeeded accepted accept acknowledged ack created updated upserted inserted unchanged "
     "noop queued enqueued pending processing processed inprogress running submitted scheduled done complete completed "
     "finished stored saved persisted written received delivered published ingested imported committed valid duplicate "
-    "duplicated repeated known existing yes true y up"
+    "duplicated repeated known existing yes true y up nocontent sent new "
+    "recorded registered loaded added tracked applied"
 )
 _PARTIAL: Final = _words(
     "partial partially partialsuccess partiallyaccepted partialcontent partialfailure partiallysucceeded mixed "
@@ -149,7 +160,7 @@ _NO_FAILURE: Final = re.compile(
 _SPEAKS_OF_FAILURE: Final = re.compile(
     r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|illegal|unable|cannot|n't\b"
     r"|unavailab|unauthori|forbidden|fault\b|abort|time[d -]{0,2}out|exceed|throttl|discard|\bdropp|\bdrops?\b|ignored"
-    r"|skipped|unsupported|unrecogni|conflict|partial|incomplete|unprocess|unsuccess|unexpected|violat|maintenance"
+    r"|skipped|unsupported|unrecogni|conflict|partial|incomplete|unprocess|unsuccess|unexpected|violat|maintenance|fatal|critical|\bpanic"
     r"|\b(?:no|not|none|bad|wrong|false|missing|unknown|expired|crashed|down|nack|nok|ko|lost|too)\b"
     r"|\b(?:log|sign)(?:ged)?[ -]?in\b|\blogin\b"
     r"|fehler|ung.ltig|abgelehnt|erreur|\berrore\b|\berro\b|rechazad|rifiutat|inv.lid|nieprawid|ошибк"
@@ -158,6 +169,16 @@ _SPEAKS_OF_FAILURE: Final = re.compile(
     r"|ingested|saved|queued)",
     re.IGNORECASE,
 )
+_DONE: Final = (
+    r"(?:accepted|received|stored|processed|created|inserted|imported|ingested|saved|queued|succeeded"
+    r"|delivered|written)"
+)
+_THINGS: Final = r"(?:events?|records?|items?|rows?|messages?|entries)"
+_COUNTS: Final = re.compile(
+    rf"(?:^|[,;(] ?)(\d{{1,9}}) (?:{_THINGS} )?(?:\w+ )?{_DONE}|{_DONE} ?(?:[:=] ?(\d{{1,9}})\b|(\d{{1,9}}) {_THINGS})",
+    re.ASCII | re.IGNORECASE,
+)
+_YES: Final = re.compile(r"authori[sz]ed|authenticated|allowed|permitted|passed|verified|enabled|acceptable")
 _OF: Final = re.compile(r"\b(\d{1,9}) ?(?:of|/|out of)(?: the)? ?(\d{1,9})\b", re.ASCII | re.IGNORECASE)
 
 
@@ -272,11 +293,25 @@ def whole_number(value: object) -> int | None:
     return int(value) if isinstance(value, float) and value.is_integer() else None
 
 
-def speaks_of_failure(text: str) -> bool:
-    """Return whether a text could say that something failed."""
+def is_yes(name: str) -> bool:
+    """Return whether `false` under this name is a refusal."""
+    return _YES.search(plain(name)) is not None
+
+
+def speaks_of_failure(text: str, events: int | None = None) -> bool:
+    """
+    Return whether a text could say that something failed.
+
+    Args:
+        events: How many were sent; a count of others speaks of failure. None if the text may count anything.
+    """
+    if text[:1] in {"{", "["} and len(text) > 2:
+        return True  # a document within a text is not looked into
     if text.startswith(("http://", "https://")) and " " not in text:
         return False
     if any(int(part) != int(whole) for part, whole in _OF.findall(text)):
+        return True
+    if events is not None and any(int(a or b or c) != events for a, b, c in _COUNTS.findall(text)):
         return True
     return _SPEAKS_OF_FAILURE.search(_NO_FAILURE.sub("", text)) is not None
 

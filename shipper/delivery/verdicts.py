@@ -3,7 +3,7 @@ What an answer of the service means: one table, no I/O.
 
 The service documents no answers, so the table follows HTTP and what gateways do. What is not understood pauses
 delivery: a pause costs time, a wrong guess costs records. So an answer of success is an acceptance only if it is empty,
-plain words, or a document in which `results` understands everything that could speak of failure.
+plain words, or a document in which `answer_reading` understands everything that could speak of failure.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from shipper.delivery.answer_reading import read_results
 from shipper.delivery.answer_words import speaks_of_failure
-from shipper.delivery.results import ALL_TAKEN, Results, read_results
+from shipper.delivery.results import ALL_TAKEN, Results
 from shipper.delivery.waits import asked_wait_s
 
 ANSWER_BYTES: Final = 4_194_304  # an answer may name every event of a batch
@@ -174,7 +175,7 @@ def judge(
     document, is_text = _decoded(answer.body)
     results = ALL_TAKEN
     if 200 <= answer.status < 300:
-        row = _broken_success(answer, document, is_text=is_text)
+        row = _broken_success(answer, document, events, is_text=is_text)
         if row is None and events is not None and not is_text:
             results = read_results(document, events, event_ids)
             row = _told_by(results, answer.status, events)
@@ -221,7 +222,7 @@ def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
     return Verdict(Action.RETRY, cause, message, is_congestion=cause in _TIMEOUTS, is_set_up_fault=is_set_up_fault)
 
 
-def _broken_success(answer: Answer, document: object, *, is_text: bool) -> _Row | None:
+def _broken_success(answer: Answer, document: object, events: int | None, *, is_text: bool) -> _Row | None:
     """Return the row for an answer of success that is no document and no plain words; None if it is one of them."""
     start = answer.body.lstrip(_BLANKS)
     # A page may come under another type, or under none; no document that says yes begins like one.
@@ -239,7 +240,7 @@ def _broken_success(answer: Answer, document: object, *, is_text: bool) -> _Row 
         return _BROKEN
     if len(text) > _PLAIN_MAX or _MARKUP.search(text):
         return _BROKEN
-    if speaks_of_failure(text):
+    if speaks_of_failure(text, events):
         return _unreadable("its text speaks of failure")
     return _BROKEN if answer.status in _PARTIAL else None
 
