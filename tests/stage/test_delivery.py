@@ -421,7 +421,7 @@ def test_what_was_sent_before_a_wait_was_asked_for_does_not_end_the_patience(lat
 def test_the_patience_begins_anew_with_what_is_accepted_although_a_wait_was_asked_for():
     """The first of two answers asks for a wait; the second accepts, half a minute later."""
     service = ServiceModel(latency_s=0)
-    service.latency_of = lambda request: 30.0 if request.sender else 0.0
+    service.latency_of = lambda request: 30.0 if request.sender else 1.0  # both are on their way at once
     service.judge = lambda request: None if request.sender else answer(429, "3600")
 
     async def main() -> None:
