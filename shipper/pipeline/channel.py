@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+from contextlib import suppress
 from typing import Any, Final
 
 import anyio
@@ -119,3 +120,13 @@ class Channel:
         except (anyio.IncompleteRead, anyio.BrokenResourceError, anyio.ClosedResourceError, anyio.EndOfStream):
             raise LostError from None
         return pickle.loads(message), data
+
+    async def drain(self) -> None:
+        """
+        Discard what still comes until the other process closes its end.
+
+        Had this end been closed first, the other one would fail to send, and would not read what was said last.
+        """
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await self._received.receive()

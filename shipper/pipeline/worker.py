@@ -76,6 +76,7 @@ async def work(
         await channel.send(reports.last())
         assert error is None or isinstance(error, ShipperError)
         await channel.send(Ended(error))
+        await channel.drain()
 
 
 async def _heed(signals: Signals, pipeline: Pipeline, channel: Channel) -> None:

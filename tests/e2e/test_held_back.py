@@ -122,6 +122,10 @@ def test_workers_notice_it_each_for_itself_and_the_next_run_knows_it(
     result = shipper.backfill(file, "--workers", "2")
     assert_held_back(result, str(file))
     assert LIMIT <= result.summary["dead_lettered"] <= 2 * LIMIT
+    assert "worker_lost" not in result.stderr
+    kept = len(shipper.read_state().dead_letters)
+    assert_held_back(shipper.backfill(file, "--workers", "2"), str(file))
+    assert len(shipper.read_state().dead_letters) == kept
     good = write(shipper.folder, "good.ndjson", sample.lines[:500])
     assert shipper.backfill(good, "--workers", "2").counts() == (500, 500, 0, 0, 0)
 
