@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from shipper.cli.common import (
     LogLevelOption,
     RateOption,
     SetOption,
+    on_one_line,
     prepare,
     reader_may_leave,
     run_async,
@@ -37,13 +38,14 @@ from shipper.cli.common import (
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
+from shipper.records import shown
 from shipper.telemetry.logs import is_json, set_level
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
     from shipper.pipeline.opening import OpenState
     from shipper.sources.completion import Completion
-    from shipper.sources.files import FilesOnce
+    from shipper.sources.files import FilesOnce, ReadBefore
     from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
     from shipper.sources.spool import Spool
@@ -315,6 +317,8 @@ def ship(
     from shipper.sources.spool import Spool
 
     with opened_state(settings) as state:
+        letters = state.store.letters
+        youngest_letter = letters.youngest_id()
         main = source = make_source(state)
         if not isinstance(source, Spool) and state.has_spool:
             # An earlier `pipe` has left something; there may never be another one.
@@ -346,11 +350,37 @@ def ship(
 
         with showing(listen, state.directory, hosts=settings.admin.hosts) as shown:
             summary, reasons = run_async(partial(run_pipeline, shown))
+        before = (
+            list({each.stream.stream_id: each for each in main.read_before}.values())
+            if isinstance(main, FilesOnce)
+            else []
+        )
+        kept = letters.count_by_stream(youngest_letter) if before and youngest_letter else {}
+        left = sum(kept.get(each.stream.stream_id, 0) for each in before)
+        if left and not summary.message:
+            summary = msgspec.structs.replace(summary, message=left_before(before, left))
     if command == "run" and is_json(settings.log.format):
         log.info("ended", **msgspec.structs.asdict(summary))  # nothing but JSON stands in such a log
     else:
         _print_summary(summary, reasons, settings.state.directory, form)
+        if before and not summary.read and not summary.message and form == "text":
+            say(f"{read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
     return summary.exit_code(is_one_shot=is_one_shot)
+
+
+def left_before(files: Sequence[ReadBefore], letters: int) -> str:
+    """Say that records are not sent again only because their files are named again."""
+    whose = "its" if len(files) == 1 else "their"
+    are = "is a dead letter" if letters == 1 else "are dead letters"
+    return f"{read_before(files)}; {letters:,} of {whose} records {are}: shipper dead-letters replay"
+
+
+def read_before(files: Sequence[ReadBefore]) -> str:
+    """Say how far files were read by an earlier run."""
+    in_part = any(each.has_grown for each in files)
+    if len(files) == 1:
+        return f"{on_one_line(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
+    return f"{len(files):,} files were read {'in part or' if in_part else ''} to their ends before".replace("  ", " ")
 
 
 async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) -> None:

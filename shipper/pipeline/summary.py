@@ -16,7 +16,7 @@ class Summary(Totals, kw_only=True):
     Attributes:
         outcome: `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = cut off
             with records pending; `gave_up` = the service took nothing for too long.
-        message: Why it ended early; empty otherwise.
+        message: Why it ended early, or which dead letters an earlier run has left of the same files; empty otherwise.
     """
 
     batches: int

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
@@ -26,6 +26,24 @@ _NAMED: Final = 10  # files that cannot be read
 READ_TOGETHER_BYTES: Final = 1 << 20  # of many small files, as many as this
 
 
+class ReadBefore(NamedTuple):
+    """
+    A file that an earlier run has read.
+
+    Attributes:
+        offset: Up to where.
+    """
+
+    path: Path
+    stream: Stream
+    offset: int
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether this run has found more in it."""
+        return self.stream.read_offset > self.offset
+
+
 class FilesOnce:
     """
     Reads files one after the other, each to the end that it has when it is reached.
@@ -36,6 +54,7 @@ class FilesOnce:
     Attributes:
         total_bytes: Size of all files, as of the start.
         done_bytes: Bytes of them that were read, now or by an earlier run.
+        read_before: Those of which an earlier run had read something, as far as this one has come.
         unreadable: Files that were there at the start and could not be read.
         is_exhausted: Whether every readable file was read to its end.
     """
@@ -62,6 +81,7 @@ class FilesOnce:
         self._completing = anyio.Lock()
         self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
+        self.read_before: list[ReadBefore] = []
         self.unreadable = 0
         self._unreadable: list[str] = []
         self._unreachable_bytes = 0
@@ -141,11 +161,14 @@ class FilesOnce:
             stream = self._book.at((self._status.st_dev, self._status.st_ino))
             if stream is not None and not self._book.has_news(stream, self._status):
                 stream.path = str(path)
+                self.read_before.append(ReadBefore(path, stream, stream.checkpoint))
                 self._end(stream)
                 return False
             self._reader = self._book.open(path)
             self._reader.note_size(self._status, self._wall_time())
             self._read_streams.append(self._reader.stream)
+            if self._reader.offset:
+                self.read_before.append(ReadBefore(path, self._reader.stream, self._reader.offset))
         except (OSError, SourceError) as error:
             self._tell_unreadable(path, error)
             return False

@@ -117,6 +117,20 @@ class Letters:
                 )
             )
 
+    def youngest_id(self) -> int:
+        """Return the greatest id; 0 of none."""
+        with understood(self._path):
+            return int(self._db.execute("SELECT coalesce(max(id), 0) FROM dead_letters").fetchone()[0])
+
+    def count_by_stream(self, youngest_id: int) -> dict[int, int]:
+        """Count those up to an id by the stream that they are of."""
+        with understood(self._path):
+            return dict(
+                self._db.execute(
+                    "SELECT stream_id, count(*) FROM dead_letters WHERE id <= ? GROUP BY stream_id", [youngest_id]
+                )
+            )
+
     def newest(self, selection: Selection, limit: int) -> list[DeadLetter]:
         """Describe the newest ones, newest first."""
         where, values = selection.where()

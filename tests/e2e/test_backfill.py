@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 from collections import Counter
@@ -220,3 +221,72 @@ def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, s
         packages = {name.partition(".")[0] for name in loaded if "." in name}
         assert not {"trio", "rich", "pygments", "click"} & packages  # what those bring along if they find it
     service.assert_holds_exactly(sample.ids[:1])
+
+
+def own_csv(shipper: Shipper, sample: Sample, name: str = "own.csv", lines: slice = slice(10)) -> Path:
+    """Write records whose columns have names of their own."""
+    path = shipper.folder / name
+    events = [json.loads(line) for line in sample.lines[lines]]
+    with path.open("w", newline="") as out:
+        rows = csv.DictWriter(out, ["Customer" if each == "ConsumerID" else each for each in events[0]])
+        rows.writeheader()
+        for event in events:
+            event["Customer"] = event.pop("ConsumerID")
+            rows.writerow(event)
+    return path
+
+
+MENDED = {"records.mapping.ConsumerID": "Customer"}
+
+
+def test_after_a_mended_mapping_the_second_run_says_where_the_records_are(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    file = own_csv(shipper, sample)
+    assert shipper.backfill(file).returncode == 3
+    words = f"{file} was read to its end before; 10 of its records are dead letters: shipper dead-letters replay"
+    for _ in range(2):
+        result = shipper.backfill(file, settings=MENDED)
+        assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0)), "the letters are of another run"
+        assert result.summary
+        assert result.summary["message"] == words
+        assert words in result.stderr
+    assert words in shipper.run("backfill", file, settings=MENDED).stderr
+    assert shipper.run("dead-letters", "replay", settings=MENDED).returncode == 0
+    service.assert_holds_exactly(sample.ids[:10])
+    result = shipper.backfill(file, settings=MENDED)
+    assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
+    assert result.summary
+    assert result.summary["message"] == ""
+    result = shipper.run("backfill", file, settings=MENDED)
+    assert f"{file} was read to its end before, and nothing new is in it" in result.stderr
+
+
+def test_letters_of_an_earlier_run_are_told_for_files_that_have_grown_and_for_many(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    own_csv(shipper, sample)
+    own_csv(shipper, sample, "other.csv", slice(10, 20))
+    assert shipper.backfill("own.csv", "other.csv").returncode == 3
+    result = shipper.backfill("own.csv", "other.csv", settings=MENDED)
+    assert (result.returncode, result.counts()) == (0, (0, 0, 0, 0, 0))
+    assert result.summary
+    assert result.summary["message"] == (
+        "2 files were read to their ends before; 20 of their records are dead letters: shipper dead-letters replay"
+    )
+    grown = (shipper.folder / "own.csv").read_bytes()
+    more = own_csv(shipper, sample, "more.csv", slice(20, 25)).read_bytes()
+    (shipper.folder / "own.csv").write_bytes(grown + more.partition(b"\n")[2])
+    result = shipper.backfill("own.csv", settings=MENDED)
+    assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
+    assert result.summary
+    assert result.summary["message"] == (
+        "own.csv was read in part before; 10 of its records are dead letters: shipper dead-letters replay"
+    )
+    result = shipper.backfill("more.csv")
+    assert (result.returncode, result.counts()) == (3, (5, 0, 5, 0, 0))
+    assert result.summary
+    assert result.summary["message"] == "", "those of this run are counted"
+    (shipper.folder / "good.ndjson").write_bytes(b"".join(sample.lines[30:40]))
+    result = shipper.backfill("good.ndjson")
+    assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0)), "other files' letters are not its own"
