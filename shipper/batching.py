@@ -2,13 +2,13 @@
 When a batch closes and what goes into it: pure policy, no I/O, no clock.
 
 A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch; the others
-are not held up by it.
+are not held up by it. What has the EventId of an event whose answer is not there waits for that answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Final, NamedTuple
 
 from shipper.records import Batch, EncodedChunk, Span
@@ -19,8 +19,8 @@ _DEFERRED_BATCHES_MAX: Final = 64
 _ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 
-class _Deferred(NamedTuple):
-    """An event that has to wait for a later batch."""
+class Deferred(NamedTuple):
+    """An event that has to wait."""
 
     line: bytes
     event_id: str
@@ -47,8 +47,9 @@ class Batcher:
         self._max_bytes = max_bytes
         self._linger_s = linger_s
         self._unique_consumers = unique_consumers
-        self._deferred: deque[_Deferred] = deque()
+        self._deferred: deque[Deferred] = deque()
         self._deferred_bytes = 0
+        self._waiting: dict[str, deque[Deferred]] = {}
         self._batches = 0
         self._clear()
 
@@ -87,13 +88,18 @@ class Batcher:
         return bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
 
     @property
+    def waiting_ids(self) -> Set[str]:
+        """The EventIds whose answers events wait for."""
+        return self._waiting.keys()
+
+    @property
     def due_at(self) -> float | None:
         """When the open batch has lingered long enough, on the caller's clock; None if it is empty."""
         return None if self._oldest_at is None else self._oldest_at + self._linger_s
 
     def add(self, chunk: EncodedChunk, now: float) -> None:
         """
-        Take all events of a chunk, which must fit into the room; the ones that would stand twice are deferred.
+        Take all events of a chunk, which must fit into the room; those that would stand twice are deferred.
 
         Args:
             now: When the chunk arrived, on the caller's clock, seconds.
@@ -103,7 +109,8 @@ class Batcher:
         assert len(chunk.event_ids) <= self.room_events
         consumer_ids = set(chunk.consumer_ids) if self._unique_consumers else set()
         if (
-            (chunk.has_distinct_event_ids or len(set(chunk.event_ids)) == len(chunk.event_ids))
+            not chunk.waits
+            and (chunk.has_distinct_event_ids or len(set(chunk.event_ids)) == len(chunk.event_ids))
             and (not self._unique_consumers or len(consumer_ids) == len(chunk.consumer_ids))
             and (not self._events or self._is_disjoint(chunk.event_ids, consumer_ids))
         ):
@@ -117,13 +124,31 @@ class Batcher:
             return
         events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
         for ordinal, (line, event_id, consumer_id) in enumerate(events):
-            event = _Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
-            if not self._take_one(event):
+            event = Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
+            if ordinal >= len(chunk.event_ids) - chunk.waits:
+                self._waiting.setdefault(event_id, deque()).append(event)
+            elif not self._take_one(event):
                 self._defer(event)
 
-    def _defer(self, event: _Deferred) -> None:
+    def _defer(self, event: Deferred) -> None:
         self._deferred.append(event)
         self._deferred_bytes += len(event.line)
+
+    def release(self, event_id: str) -> bool:
+        """Send the first event that waits for an EventId, as that was refused; returns whether there was one."""
+        waiting = self._waiting.get(event_id)
+        if waiting is None:
+            return False
+        event = waiting.popleft()
+        if not waiting:
+            del self._waiting[event_id]
+        if not self._take_one(event):
+            self._defer(event)
+        return True
+
+    def drop(self, event_id: str) -> Iterable[Deferred]:
+        """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
+        return self._waiting.pop(event_id, ())
 
     def _is_disjoint(self, event_ids: list[str], consumer_ids: set[int]) -> bool:
         self._collect_event_ids()
@@ -133,9 +158,10 @@ class Batcher:
         """Make the set of ids in the open batch; most batches are of one chunk and never need it."""
         for event_ids in self._uncollected_event_ids:
             self._event_ids.update(event_ids)
+        self._event_ids.discard("")  # which a relaxed rule lets pass, and is no id
         self._uncollected_event_ids.clear()
 
-    def _take_one(self, event: _Deferred) -> bool:
+    def _take_one(self, event: Deferred) -> bool:
         """Put one event into the open batch unless it would stand twice or does not fit."""
         self._collect_event_ids()
         if (
@@ -148,7 +174,8 @@ class Batcher:
         self._pieces += (event.line, b",")
         self._bytes += len(event.line) + 1
         self._events += 1
-        self._event_ids.add(event.event_id)
+        if event.event_id:
+            self._event_ids.add(event.event_id)
         self._consumer_ids.add(event.consumer_id)
         if not self._parts or self._parts[-1][0] is not event.span:
             self._parts.append((event.span, []))

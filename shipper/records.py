@@ -255,7 +255,8 @@ class Span(Struct, eq=False, kw_only=True):
         chunk: Where its records stand as they came; None once no record is unsettled.
         lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
         bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
-        sent_bytes: Length of its events as they are sent.
+        event_ids: Of its events, in the same order; none once no record is unsettled.
+        sent_bytes: Length of its events as they are sent, without those that wait for an answer.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.
@@ -273,6 +274,7 @@ class Span(Struct, eq=False, kw_only=True):
     chunk: Chunk | None = None
     lines_at: int = 0
     bounds: array[int] = NO_BOUNDS
+    event_ids: list[str] = []
     sent_bytes: int = 0
     accepted: int = 0
     duplicates: int = 0
@@ -306,9 +308,11 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     Attributes:
         lines: Events in the wire form joined by a newline, none at the end; empty if no record was good.
         event_ids, consumer_ids: One each per line, in order.
-        has_distinct_event_ids: Whether it is known that each EventId stands once in this chunk.
+        has_distinct_event_ids: Whether it is known that each EventId stands once in this chunk, but for empty ones and
+            those that wait.
         last_good: Where the last good record begins in the stream, duplicates included; -1 if there is none. Of
             records that are all good, where any of them begins.
+        waits: So many events at the end have the EventId of one whose answer is not there: until then they wait.
     """
 
     span: Span
@@ -317,6 +321,7 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     consumer_ids: list[int]
     has_distinct_event_ids: bool
     last_good: int = -1
+    waits: int = 0
 
 
 class Batch(Struct, frozen=True, eq=False, kw_only=True):

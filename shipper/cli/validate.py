@@ -144,7 +144,8 @@ class _Check:
                 span = encoded.span
                 offset = span.end_offset
                 found.records += span.records
-                found.duplicates += span.duplicates
+                found.duplicates += span.duplicates + encoded.waits
+                self._codec.accept(encoded.event_ids[: len(encoded.event_ids) - encoded.waits])
                 found.failed += len(span.rejections)
                 for rejection in span.rejections:
                     broken = found.rules.setdefault(rejection.rule, BrokenRule())

@@ -66,7 +66,6 @@ class Codec:
     Args:
         records: What a valid record is, and what is done to make one.
         max_record_bytes: Longest line, without its newline, that is a record.
-        dedupe_window: EventIds to remember; a repeated one is a duplicate. 0 = none.
         on_duplicate: Told the EventId, the stream and the offset of each duplicate.
 
     Attributes:
@@ -86,6 +85,7 @@ class Codec:
         self._rewriter = Rewriter(records)
         self._expects_rewriting = self._rewriter.is_mapping
         self._keeps_unknown = records.unknown_fields == "keep"
+        self._may_lack_ids = "event_id" in records.relax
         self.changes = Changes()
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
@@ -123,11 +123,24 @@ class Codec:
 
     def forget(self, encoded: EncodedChunk) -> None:
         """Take a piece back, which is to be encoded once more."""
-        self._window.forget(encoded.event_ids)
+        self._window.forget(encoded.event_ids[: len(encoded.event_ids) - encoded.waits])
+
+    def is_current(self, encoded: EncodedChunk) -> bool:
+        """Return whether the answers that events of a piece wait for are still to come."""
+        waiting = encoded.event_ids[len(encoded.event_ids) - encoded.waits :]
+        return all(map(self._window.is_unsettled, waiting))
 
     def take_over(self, other: Codec) -> None:
         """Go on with the EventIds that another codec remembers."""
         self._window = other._window
+
+    def accept(self, event_ids: list[str]) -> None:
+        """Take note that events were accepted: from now on, what has one of their ids is a duplicate."""
+        self._window.accept(self._identities(event_ids))
+
+    def refuse(self, event_id: str) -> None:
+        """Take note that an event was refused: from now on, its id is that of no record."""
+        self._window.forget((event_id,))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
         """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
@@ -143,10 +156,13 @@ class Codec:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
         self.changes.add(piece.changes)
         last_good = piece.starts[-1] if piece.starts else -1
-        repeated = _NONE
-        if not self._window.admit(piece.columns.event_ids):
-            piece, repeated = self._without_duplicates(piece, chunk.stream)
-            self._window.admit(piece.columns.event_ids)
+        repeated, waits, waiting_bytes = _NONE, 0, 0
+        if not self._window.admit(self._identities(piece.columns.event_ids)):
+            piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
+            waits, waiting_bytes = len(waiting), sum(map(len, waiting))
+            new = piece.columns.event_ids[: len(piece.columns.event_ids) - waits]
+            is_new = self._window.admit(self._identities(new))
+            assert is_new
         columns = piece.columns
         events = len(columns.event_ids)
         span = Span(
@@ -161,7 +177,8 @@ class Codec:
             chunk=chunk if events else None,
             lines_at=piece.starts[0] if events else 0,
             bounds=_bounds_of(piece, chunk.start_offset),
-            sent_bytes=len(piece.lines),
+            event_ids=columns.event_ids,
+            sent_bytes=len(piece.lines) - waiting_bytes,
             ledger=tally(columns),
             repeated=tally(repeated),
         )
@@ -172,7 +189,12 @@ class Codec:
             consumer_ids=columns.consumer_ids,
             has_distinct_event_ids=self._window.is_on,
             last_good=last_good,
+            waits=waits,
         )
+
+    def _identities(self, event_ids: list[str]) -> list[str]:
+        """Leave out the empty ids that a relaxed rule lets pass."""
+        return list(filter(None, event_ids)) if self._may_lack_ids else event_ids
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
         """Judge the next lines, all at once if they are good; None if not one of them fits."""
@@ -318,31 +340,40 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[_Piece, Columns]:
-        """Keep the first event of each EventId that is not in the window; returns the other events, too."""
+    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[_Piece, Columns, list[bytes]]:
+        """
+        Leave out the events whose EventId was accepted, and put those whose EventId is unsettled to the end.
+
+        Returns:
+            The piece, the events that are left out, and the lines of those at the end.
+        """
         lines = piece.lines.split(b"\n")
         starts, ends = piece.starts, piece.ends
         if not ends:
             starts = _line_offsets(lines, starts[0])
             ends = list(map(add, starts, map(len, lines)))
         seen: set[str] = set()
-        kept: list[int] = []
+        new: list[int] = []
+        waiting: list[int] = []
         repeated: list[Any] = []
         for index, (event, event_id) in enumerate(zip(piece.columns.events, piece.columns.event_ids, strict=True)):
-            if event_id in seen or event_id in self._window:
+            if self._window.is_accepted(event_id):
                 repeated.append(event)
                 if self._on_duplicate is not None:
                     self._on_duplicate(event_id, stream, starts[index])
-                continue
-            seen.add(event_id)
-            kept.append(index)
-        unique = piece._replace(
+            elif event_id and (event_id in seen or self._window.is_unsettled(event_id)):
+                waiting.append(index)
+            else:
+                seen.add(event_id)
+                new.append(index)
+        kept = new + waiting
+        left = piece._replace(
             lines=b"\n".join([lines[index] for index in kept]),
             columns=Columns.of([piece.columns.events[index] for index in kept]),
             starts=[starts[index] for index in kept],
             ends=[ends[index] for index in kept],
         )
-        return unique, Columns.of(repeated)
+        return left, Columns.of(repeated), [lines[index] for index in waiting]
 
     @staticmethod
     def _refuse_oversized(chunk: Chunk) -> EncodedChunk:

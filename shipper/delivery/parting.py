@@ -34,6 +34,7 @@ class _Raws(Struct):
     events: list[Raw]
 
 
+_EVENT: Final = msgspec.json.Decoder(SentEvent)
 _SENT: Final = msgspec.json.Decoder(_Sent)
 _RAWS: Final = msgspec.json.Decoder(_Raws)
 
@@ -47,6 +48,11 @@ def sent_event(batch: Batch) -> SentEvent:
     """Read the one event of a batch."""
     (event,) = _SENT.decode(batch.body).events
     return event
+
+
+def event_in(line: bytes) -> SentEvent:
+    """Read an event as it is to be sent."""
+    return _EVENT.decode(line)
 
 
 def halves(batch: Batch) -> list[Batch]:

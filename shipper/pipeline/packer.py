@@ -10,15 +10,15 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.batching import Batcher
+from shipper.batching import Batcher, Deferred
 from shipper.codec import Codec, Columns, latest_timestamp, tally
 from shipper.config import Settings
-from shipper.delivery.parting import sent_event
+from shipper.delivery.parting import SentEvent, event_in, sent_event
 from shipper.framing import CsvRows
 from shipper.pipeline.brake import Brake
 from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Batch, Chunk, EncodedChunk, Refusal, Rejection, Stream
+from shipper.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
 
 log = structlog.get_logger("pipeline")
 
@@ -52,6 +52,7 @@ class Packer:
             linger_s=settings.batch.linger_seconds,
             unique_consumers=settings.batch.unique_consumers,
         )
+        self._lingering = anyio.CancelScope()
         self.waits_for_input_since: float | None = None
 
     def __repr__(self) -> str:
@@ -81,17 +82,19 @@ class Packer:
                 if self.waits_for_input_since is None:
                     self.waits_for_input_since = anyio.current_time()
                 try:
-                    with anyio.move_on_at(math.inf if due_at is None else due_at) as lingering:
+                    with anyio.move_on_at(math.inf if due_at is None else due_at) as self._lingering:
                         chunk = await chunks_rx.receive()
                 except anyio.EndOfStream:
                     break
-                if lingering.cancelled_caught:
+                if self._lingering.cancelled_caught:
                     await self._flush(batches_tx)
                     continue
                 self.waits_for_input_since = None
                 if not self._settlement.has_left_chunks:
                     await self._pack(chunk, batches_tx)
-            while self._batcher.due_at is not None:
+            while self._batcher.due_at is not None or self._batcher.waiting_ids:
+                if self._batcher.due_at is None:
+                    await self._settlement.until_progress()
                 await self._flush(batches_tx)
 
     async def _pack(self, chunk: Chunk, batches_tx: MemoryObjectSendStream[Batch]) -> None:
@@ -118,6 +121,9 @@ class Packer:
                 while self._batcher.due_at is not None:
                     await flush()
                 await self._hold.wait(halt)
+                continue
+            if not self._codec.is_current(encoded):  # there was an answer while the service was asked for the time
+                self._codec.forget(encoded)
                 continue
             self._hold.end()
             if encoded.span.rejections or self._brake.is_watching:
@@ -155,9 +161,22 @@ class Packer:
     # What became of a batch --------------------------------------------------------------------------------------
 
     def settle(self, batch: Batch) -> None:
-        """The service has taken it."""
+        """The service has taken it; what waited for that is a duplicate."""
+        event_ids = _event_ids(batch)
+        self._codec.accept(event_ids)
         self._settlement.acks.accept(batch)
+        if waiting := self._batcher.waiting_ids:
+            for event_id in waiting & set(event_ids):
+                for event in self._batcher.drop(event_id):
+                    self._settle_duplicate(event)
         self._settlement.tell_progress()
+
+    def _settle_duplicate(self, event: Deferred) -> None:
+        span = event.span
+        assert span.chunk is not None
+        offset = span.chunk.start_offset + span.bounds_of(event.ordinal)[0]
+        self._tell_duplicate(event.event_id, span.stream, offset)
+        self._settlement.acks.repeat(span, _ledger_key(event_in(event.line)))
 
     def reject(self, batch: Batch, refusal: Refusal) -> None:
         """The service refuses its one event: make a dead letter of it, as the record came."""
@@ -178,7 +197,8 @@ class Packer:
             attempts=refusal.attempts,
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
-        self._settlement.acks.reject(span, rejection, next(iter(tally(Columns.of([event]))), None))
+        self._settlement.acks.reject(span, rejection, _ledger_key(event))
+        self._let_next(event.EventId)
         self._settlement.tell_progress()
         log.warning(
             "record_rejected",
@@ -188,6 +208,25 @@ class Packer:
             rule=refusal.rule,
             status=refusal.status,
         )
+
+    def _let_next(self, event_id: str) -> None:
+        """After a refusal, let the next record of the same EventId be sent: it may be a corrected one."""
+        if not self._batcher.release(event_id):
+            self._codec.refuse(event_id)
+        elif (due_at := self._batcher.due_at) is not None:
+            self._lingering.deadline = min(self._lingering.deadline, due_at)  # it waits for input, maybe for long
+
+
+def _event_ids(batch: Batch) -> list[str]:
+    found: list[str] = []
+    for span, ordinals in batch.parts:
+        is_whole = len(ordinals) == len(span.event_ids)
+        found += span.event_ids if is_whole else [span.event_ids[ordinal] for ordinal in ordinals]
+    return found
+
+
+def _ledger_key(event: SentEvent) -> LedgerKey | None:
+    return next(iter(tally(Columns.of([event]))), None)
 
 
 def _events_per_batch(settings: Settings) -> int:

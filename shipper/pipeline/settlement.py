@@ -67,6 +67,10 @@ class Settlement:
         self._progress.set()
         self._progress = anyio.Event()
 
+    async def until_progress(self) -> None:
+        """Wait until something is settled or saved."""
+        await self._progress.wait()
+
     def end_reading(self) -> None:
         """Nothing more is read; who waits for room need not do so any longer."""
         self.stopping.set()

@@ -151,6 +151,19 @@ class Acks:
         self._note_dead([rejection])
         self._totals.pending -= 1
 
+    def repeat(self, span: Span, key: LedgerKey | None) -> None:
+        """Settle an event as a duplicate; `key` is where the ledger counts it."""
+        if key is not None:
+            span.ledger[key] -= 1
+            if key not in span.repeated:
+                self.held_bytes += _KEY_BYTES
+                self.entries += 1
+            span.repeated[key] = span.repeated.get(key, 0) + 1
+        span.duplicates += 1
+        self._settle(span, 1)
+        self._totals.duplicates += 1
+        self._totals.pending -= 1
+
     def take(self) -> list[Checkpoint]:
         """
         Hand out, once, what has become settled without a gap since the last call.
@@ -179,7 +192,7 @@ class Acks:
             return
         # The chunk is needed no more, and the span may have to wait long for those before it.
         chunk, span.chunk = span.chunk, None
-        span.bounds = NO_BOUNDS
+        span.bounds, span.event_ids = NO_BOUNDS, []
         users = self._chunks.pop(id(chunk)) - 1
         if users:
             self._chunks[id(chunk)] = users

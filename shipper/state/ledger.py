@@ -52,7 +52,7 @@ class LedgerRow(Struct, frozen=True):
         affiliate_id: Of the events; may be empty.
         media: The digits in front of the BTag's `_`: the marketing source; empty if there are none.
         accepted: By the service, each once.
-        duplicates: Skipped here, as their EventId had just been read.
+        duplicates: Skipped here, as their EventId had just been accepted.
     """
 
     hour: str

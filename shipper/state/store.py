@@ -282,15 +282,14 @@ class Store:
         )
 
     def _settle_replayed(self, checkpoint: Checkpoint, stream: ReplayStream, now_s: float) -> None:
-        """Delete the letters that were accepted or are duplicates; note the new reason of the others."""
+        """Delete the letters that were accepted; note the new reason of the others."""
         letter_ids = stream.letters_in(checkpoint.start_offset, checkpoint.end_offset)
         failed = {stream.letter_at(rejection.start_offset): rejection for rejection in checkpoint.rejections}
         gone = [letter_id for letter_id in letter_ids if letter_id not in failed]
-        assert len(gone) == checkpoint.accepted + checkpoint.duplicates, "a letter is one record"
+        assert (len(gone), checkpoint.duplicates) == (checkpoint.accepted, 0), "a letter is one record, and is sent"
         deleted = self._delete(gone)
         self._count(
             accepted=checkpoint.accepted,
-            duplicates=checkpoint.duplicates,
             dead_lettered=-len(gone),
             purged=deleted - len(gone),  # a letter that was purged while it was on its way has arrived after all
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 
 import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Shipper, changed
-from tests.e2e.fake_service import FakeService, Reply, events_of
+from tests.e2e.fake_service import HANG, FakeService, Reply, events_of
 
 REFUSED = b"refuse this one"
 ONE_SENDER = {"delivery.concurrency": 1}
@@ -96,3 +97,120 @@ def test_a_field_named_twice_is_refused_in_strict_mode_and_replayed_in_the_other
     replayed = shipper.run("dead-letters", "replay", "--summary", "json")
     assert replayed.counts() == (10, 10, 0, 0, 0)
     assert (fake.stored[1].count(b"EventId"), b"garbage" in fake.stored[1]) == (10, False)
+
+
+# Records with one EventId ---------------------------------------------------------------------------------------------
+
+BY_STATUS = [400, 409, 422, 413]
+
+
+def named(fake: FakeService) -> Callable[[], Reply]:
+    """Name the events with a certain user name as refused, in an answer of success."""
+
+    def reply() -> Reply:
+        events = events_of(fake.bodies[-1])
+        guilty = [event["EventId"] for event in events if event["Username"] == REFUSED.decode()]
+        rejected = [{"EventId": event_id, "message": "no"} for event_id in guilty]
+        answer = {"accepted": len(events) - len(guilty), "duplicates": 0, "rejected": rejected}
+        return Reply(body=json.dumps(answer).encode())
+
+    return reply
+
+
+def corrected_ids(fake: FakeService) -> list[str]:
+    """What the service took: all that it stored, without the events that it named as refused."""
+    return [
+        str(event["EventId"])
+        for body in fake.stored
+        for event in events_of(body)
+        if event["Username"] != REFUSED.decode()
+    ]
+
+
+@pytest.mark.parametrize("status", [*BY_STATUS, 202])
+def test_a_corrected_record_is_sent_after_a_refused_one_of_its_event_id(
+    shipper: Shipper, fake: FakeService, sample: Sample, status: int
+):
+    fake.default = refusing(fake, status) if status != 202 else named(fake)
+    good, others = sample.lines[0], sample.lines[1:10]
+    bad = refused(good)
+    lines = [bad, *others, good, bad, good]  # the last one repeats what was accepted by then, and so does the other
+    result = shipper.pipe(b"".join(lines), settings=ONE_SENDER)
+    assert (result.returncode, result.counts()) == (3, (13, 10, 1, 2, 0))
+    assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == [bad]
+    assert sorted(corrected_ids(fake)) == sorted(sample.ids[:10])
+
+
+def test_each_of_several_records_of_one_event_id_is_sent_until_one_is_accepted(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    fake.default = refusing(fake)
+    bad = [refused(sample.lines[0], ConsumerID=number) for number in range(1, 6)]
+    path = shipper.folder / "events.ndjson"
+    path.write_bytes(b"".join([*bad[:3], sample.lines[0], *bad[3:], sample.lines[1]]))
+    result = shipper.backfill(path, settings={"delivery.concurrency": 4, "batch.max_events": 2})
+    assert result.counts() == (7, 2, 3, 2, 0)
+    assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == bad[:3]
+    assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (3, 0, 3, 0, 0)
+
+
+def test_a_corrected_record_that_waits_needs_no_more_input_to_be_sent(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    fake.default = refusing(fake)
+    path = shipper.folder / "app.ndjson"
+    path.write_bytes(refused(sample.lines[0]) + sample.lines[0])
+    running = shipper.start("run", settings={**ONE_SENDER, "input.include": f'["{path}"]'})
+    running.wait_until(lambda: fake.event_ids() == sample.ids[:1], "the corrected record is stored")
+    with path.open("ab") as file:
+        file.write(refused(sample.lines[1]))
+    running.wait_until(lambda: fake.requests == 3, "the second bad record was sent")
+    with path.open("ab") as file:
+        file.write(sample.lines[1])
+    running.wait_until(lambda: fake.event_ids() == sample.ids[:2], "it was corrected in the end")
+    running.stop()
+    state = shipper.read_state()
+    assert (state.read, state.accepted, state.dead_lettered, state.duplicates) == (4, 2, 2, 0)
+
+
+def test_a_repeat_while_the_first_record_has_no_answer_is_sent_by_nobody(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    fake.plan(HANG)
+    settings = {"delivery.concurrency": 4, "batch.max_events": 10}
+    running = shipper.start("pipe", "--summary", "json", settings=settings, stdin=subprocess.PIPE)
+    running.stdin.write(b"".join(sample.lines[:10] * 3 + sample.lines[10:20]))
+    running.stdin.close()
+    running.wait_until(lambda: len(fake.stored) == 1, "what follows is delivered")
+    assert fake.event_ids() == sample.ids[10:20]
+    fake.release()
+    assert running.finish().counts() == (40, 20, 0, 20, 0)
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:20])
+
+
+def test_a_replay_sends_every_letter_also_those_of_one_event_id(shipper: Shipper, fake: FakeService, sample: Sample):
+    fake.default = Reply(status=422, body=b"no")
+    bad, good = refused(sample.lines[0]), sample.lines[0]
+    for each in (bad, good):
+        assert shipper.pipe(each).counts() == (1, 0, 1, 0, 0)
+    fake.default = refusing(fake)
+    dry = shipper.run("dead-letters", "replay", "--dry-run")
+    assert "2 dead letters would be sent, 0 would fail again" in dry.stdout
+    assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (2, 1, 1, 0, 0)
+    assert fake.event_ids() == sample.ids[:1]
+    assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == [bad]
+    fake.default = Reply()
+    assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (1, 1, 0, 0, 0)
+    assert shipper.read_state().dead_letters == ()
+
+
+def test_an_empty_event_id_is_none(shipper: Shipper, fake: FakeService, sample: Sample):
+    settings = {"records.relax": '["event_id"]', **ONE_SENDER}
+    lines = [changed(line, EventId="") for line in sample.lines[:20]]
+    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (20, 20, 0, 0, 0)
+    assert len(fake.stored) == 1, "they need no batches of their own"
+    fake.default = refusing(fake)
+    lines[5] = refused(lines[5])
+    result = shipper.pipe(b"".join(lines), settings=settings)
+    assert result.counts() == (20, 19, 1, 0, 0)
+    assert [letter.raw + b"\n" for letter in shipper.read_state().dead_letters] == [lines[5]]

@@ -70,6 +70,13 @@ class Settling(RuleBasedStateMachine):
         refused = Rejection(start_offset=span.start_offset, end_offset=span.end_offset, rule="x", message="y", raw=b"z")
         self.acks.reject(span, refused, None)
 
+    @precondition(lambda self: self.owed)
+    @rule(data=st.data())
+    def repeat(self, data: st.DataObject) -> None:
+        span, _ = self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1)))
+        key = next((key for key, count in span.ledger.items() if count), None)
+        self.acks.repeat(span, key)
+
     @rule()
     def take(self) -> None:
         for checkpoint in self.acks.take():

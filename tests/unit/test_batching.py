@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +114,30 @@ def test_long_events_that_have_to_wait_make_the_batcher_congested_by_their_bytes
     assert crowded.is_congested
     crowded.take()
     assert not crowded.is_congested
+
+
+def test_what_waits_for_an_answer_leaves_when_that_is_a_refusal_and_is_handed_out_when_it_is_none():
+    waiting = batcher()
+    twins = msgspec.structs.replace(chunk(("a", 1), ("b", 2), ("a", 3), ("a", 4)), waits=2)
+    waiting.add(twins, now=0)
+    assert events(waiting.take()) == [("a", 1), ("b", 2)]
+    assert (waiting.take(), waiting.due_at, waiting.waiting_ids) == (None, None, {"a"})
+    assert not waiting.release("b")
+    assert waiting.release("a")
+    assert waiting.due_at == 1, "it lingers since it came"
+    assert events(waiting.take()) == [("a", 3)]
+    assert [event.ordinal for event in waiting.drop("a")] == [3]
+    assert not waiting.waiting_ids
+    assert list(waiting.drop("a")) == []
+
+
+def test_empty_event_ids_stand_together():
+    nameless = batcher()
+    nameless.add(chunk(("", 1), ("", 2), is_known=True), now=0)
+    nameless.add(chunk(("", 3), ("", 3)), now=0)
+    nameless.add(chunk(("", 4), is_known=True), now=0)
+    assert events(nameless.take()) == [("", 1), ("", 2), ("", 3), ("", 4)]
+    assert events(nameless.take()) == [("", 3)]
 
 
 PAIRS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 6)), max_size=6)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
+from shipper.config import RecordsSettings
 from shipper.records import Chunk, EncodedChunk, Stream
 from tests.cases import each
 from tests.fakes import strict_records
@@ -325,21 +326,44 @@ def test_a_piece_is_filled_to_the_room_that_there_is(room_events: int):
     assert [len(piece.event_ids) for piece in pieces[:-1]] == [room_events] * (len(pieces) - 1)
 
 
-def test_a_repeated_event_id_is_a_duplicate_within_a_piece_and_across_pieces():
+def test_what_repeats_an_accepted_event_id_is_a_duplicate():
     told: list[str] = []
     codec = Codec(strict_records(10), max_record_bytes=LIMIT, on_duplicate=lambda event_id, *_: told.append(event_id))
-    first = encode(b"\n".join([L1, L2, L1]) + b"\n", codec=codec)
-    again = encode(b"\n".join([line(3), L2]) + b"\n", codec=codec)
-    assert good_lines(first) == [L1, L2]
-    assert good_lines(again) == [line(3)]
-    assert [piece.span.duplicates for piece in first + again] == [1, 1]
-    assert told == [json.loads(L1)["EventId"], json.loads(L2)["EventId"]]
+    (first,) = encode(b"\n".join([L1, L2]) + b"\n", codec=codec)
+    codec.accept(first.event_ids)
+    (again,) = encode(b"\n".join([line(3), L2, L1]) + b"\n", codec=codec)
+    assert good_lines([again]) == [line(3)]
+    assert (again.span.duplicates, again.waits) == (2, 0)
+    assert told == [json.loads(L2)["EventId"], json.loads(L1)["EventId"]]
+
+
+def test_what_repeats_an_unsettled_event_id_waits_behind_the_others():
+    codec = Codec(strict_records(10), max_record_bytes=LIMIT)
+    (first,) = encode(b"\n".join([L1, L1, L2]) + b"\n", codec=codec)
+    assert (good_lines([first]), first.waits) == ([L1, L2, L1], 1)
+    (again,) = encode(b"\n".join([L2, line(3)]) + b"\n", codec=codec)
+    assert (good_lines([again]), again.waits) == ([line(3), L2], 1)
+    assert (again.span.duplicates, again.span.unsettled) == (0, 2)
 
 
 def test_a_refused_record_does_not_make_its_correction_a_duplicate():
     codec = Codec(strict_records(10), max_record_bytes=LIMIT)
     encode(line(1, IP="999.0.0.1") + b"\n", codec=codec)
-    assert good_lines(encode(L1 + b"\n", codec=codec)) == [L1]
+    (first,) = encode(L1 + b"\n", codec=codec)
+    assert (good_lines([first]), first.waits) == ([L1], 0)
+    codec.refuse(first.event_ids[0])
+    (again,) = encode(L1 + b"\n", codec=codec)
+    assert (good_lines([again]), again.waits) == ([L1], 0)
+
+
+def test_an_empty_event_id_is_no_id():
+    records = RecordsSettings(relax=("event_id",))
+    codec = Codec(records, max_record_bytes=LIMIT)
+    nameless = [line(number, EventId="", ConsumerID=number + 1) for number in range(5)]
+    for duplicates in range(2):
+        (piece,) = encode(b"\n".join([*nameless, L1]) + b"\n", codec=codec)
+        assert (good_lines([piece])[:5], piece.waits, piece.span.duplicates) == (nameless, 0, duplicates)
+        codec.accept(piece.event_ids)
 
 
 def test_without_a_window_nothing_is_a_duplicate():

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
+from msgspec.structs import replace as replaced
 
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, RateOption, SetOption, prepare
 from shipper.cli.dead_letters.selecting import (
@@ -51,6 +51,7 @@ def replay(
     Send dead letters once more, oldest first, by the settings of now; what is accepted is no dead letter any more.
 
     What fails again stays, with its new reason. Run again, also after a crash, it goes on with those that are left.
+    Each one is sent, also those that have the same EventId: the later one may be the corrected one.
 
     Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
     """
@@ -59,6 +60,7 @@ def replay(
         raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
+    settings = replaced(settings, records=replaced(settings.records, dedupe_window=0))
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
     from shipper.state.directory import holder_of
@@ -84,7 +86,7 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
 
         letters = open_letters(settings.state.directory)
         assert letters is not None, "the store has just made it"
-        ids = state.store.letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
+        ids = state.store.letters.ids(replaced(selection, has_raw=True), limit)
         return Replay(letters, ids, state.next_stream_id, csv_delimiter=settings.input.csv_delimiter)
 
     return source
@@ -93,16 +95,15 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
 def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> int:
     """Judge the letters without sending them; returns the exit code."""
     failed: dict[str, list[str]] = {}
-    sent = repeated = 0
+    sent = 0
     has_position_only = False
     with opened(settings) as letters:
         if letters is not None:
-            ids = letters.ids(msgspec.structs.replace(selection, has_raw=True), limit)
-            sent, repeated = _judge(settings, letters, ids, failed)
+            ids = letters.ids(replaced(selection, has_raw=True), limit)
+            sent = _judge(settings, letters, ids, failed)
             has_position_only = tell_position_only(letters, selection)
     count = sum(map(len, failed.values()))
-    repeats = f", {repeated:,} would be skipped, as their EventId is that of another one" if repeated else ""
-    print(f"{sent:,} dead letters would be sent, {count:,} would fail again{repeats}")
+    print(f"{sent:,} dead letters would be sent, {count:,} would fail again")
     for rule, examples in sorted(failed.items()):
         print(f"\n{rule}: {len(examples):,}")
         print("\n".join(f"  {example}" for example in examples[:_EXAMPLES_PER_RULE]))
@@ -111,15 +112,15 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
     return 3 if failed or has_position_only else 0
 
 
-def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> tuple[int, int]:
-    """Run letters through the codec; adds words about those that fail, by rule, and counts good ones and repeats."""
+def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> int:
+    """Run letters through the codec; adds words about those that fail, by rule, and returns how many are good."""
     from shipper.codec import Codec, latest_timestamp
     from shipper.state.replay import Replay, ReplayStream
 
     codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
     latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
     source = Replay(letters, ids, itertools.count(1).__next__, csv_delimiter=settings.input.csv_delimiter)
-    good = repeated = 0
+    good = 0
     for chunk in source.chunks():
         assert isinstance(chunk.stream, ReplayStream)
         offset = chunk.start_offset
@@ -130,8 +131,7 @@ def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[st
             assert piece is not None, "a record alone always fits"
             offset = piece.span.end_offset
             good += piece.span.unsettled
-            repeated += piece.span.duplicates
             for each in piece.span.rejections:
                 words = f"dead letter {chunk.stream.letter_at(each.start_offset)}: {each.message}"
                 failed.setdefault(each.rule, []).append(words)
-    return good, repeated
+    return good
