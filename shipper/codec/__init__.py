@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from shipper.codec.codec import Codec
+from shipper.codec.codec import Codec, first_record
 from shipper.codec.columns import Columns
 from shipper.codec.judge import is_from_the_future
 from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
 from shipper.codec.tally import tally
 
-__all__ = ["FIELD_RULES", "MESSAGES", "Codec", "Columns", "is_from_the_future", "latest_timestamp", "tally"]
+__all__ = [
+    "FIELD_RULES",
+    "MESSAGES",
+    "Codec",
+    "Columns",
+    "first_record",
+    "is_from_the_future",
+    "latest_timestamp",
+    "tally",
+]

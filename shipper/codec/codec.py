@@ -199,7 +199,7 @@ class Codec:
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
         """Judge the next lines, all at once if they are good; None if not one of them fits."""
         data = chunk.data
-        start = _first_record(chunk, start)
+        start = first_record(chunk, start)
         if blank := _BLANK_LINES.match(data, start):
             start = blank.end()  # there may be millions
         end, count, array = self._cut(data, start, room_events, room_bytes)
@@ -221,7 +221,7 @@ class Codec:
     def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
         """Judge the next records of an input in which a record is not a line."""
         data, framing = chunk.data, chunk.stream.framing
-        start = _first_record(chunk, start)
+        start = first_record(chunk, start)
         raws: list[bytes] = []
         starts: list[int] = []
         end = start
@@ -397,7 +397,7 @@ class Codec:
         return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], has_distinct_event_ids=True)
 
 
-def _first_record(chunk: Chunk, start: int) -> int:
+def first_record(chunk: Chunk, start: int) -> int:
     """Tell where the records begin from `start` on: behind the byte-order mark or the header of an input."""
     if chunk.start_offset + start:
         return start

@@ -143,7 +143,7 @@ class Segments:
     def _recover(self, known: dict[int, Stream]) -> list[Segment]:
         """Take over what an earlier process wrote and did not settle."""
         segments = []
-        found = _segments_in(self._directory)
+        found = segments_in(self._directory)
         settled = list(known.keys() - found.keys())
         for stream_id, path in sorted(found.items()):
             stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
@@ -156,7 +156,7 @@ class Segments:
                 path.unlink()
                 settled.append(stream_id)
             else:
-                segments.append(Segment(stream, path, _form_of(path), size, size, is_closed=True))
+                segments.append(Segment(stream, path, form_of(path), size, size, is_closed=True))
         self._forget(settled)
         if unsettled := sum(segment.unsettled_bytes for segment in segments):
             log.info("spool_recovered", segments=len(segments), unsettled_bytes=unsettled)
@@ -261,7 +261,7 @@ class Segments:
             output = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
             self._reserved_end = 0
         self._is_new = True
-        return output, Segment(Stream(stream_id=stream_id, kind="spool", path=str(path)), path, _form_of(path))
+        return output, Segment(Stream(stream_id=stream_id, kind="spool", path=str(path)), path, form_of(path))
 
     def sync_if_due(self, now: float) -> None:
         """Force what was appended to disk, as often as is asked for."""
@@ -383,15 +383,15 @@ def _sync_directory(directory: Path) -> None:
 
 def youngest_segment_id(directory: Path) -> int:
     """Tell the greatest stream id among the segments; 0 if there are none."""
-    return max(_segments_in(directory), default=0)
+    return max(segments_in(directory), default=0)
 
 
-def _segments_in(directory: Path) -> dict[int, Path]:
+def segments_in(directory: Path) -> dict[int, Path]:
     found = ((_NAME.fullmatch(path.name), path) for path in directory.glob("[0-9]*"))
     return {int(match[1]): path for match, path in found if match}
 
 
-def _form_of(path: Path) -> InputForm:
+def form_of(path: Path) -> InputForm:
     """Tell by its name how records lie in a segment."""
     found = _NAME.fullmatch(path.name)
     return InputForm("csv", bytes.fromhex(found[2]).decode()) if found and found[2] else NDJSON

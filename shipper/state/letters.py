@@ -172,22 +172,13 @@ class Letters:
             row = self._db.execute("SELECT header, raw FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
             return row and Content(*row)
 
-    def of_consumer(self, consumer_id: str) -> tuple[list[int], list[int]]:
-        """
-        Find all letters of one consumer.
-
-        Returns:
-            The ids of those that are known to be the consumer's, and of those whose consumer is unknown but whose
-            bytes hold the number.
-        """
-        number = whole_number(consumer_id)
+    def candidates(self, consumer_id: str) -> list[tuple[int, bool]]:
+        """Name the letters of a consumer, and those of nobody knows whom; with whether the consumer is noted."""
         with understood(self._path):
-            known = self._db.execute("SELECT id FROM dead_letters WHERE consumer_id = ? ORDER BY id", (consumer_id,))
-            unknown = self._db.execute("SELECT id, raw FROM dead_letters WHERE consumer_id = '' ORDER BY id")
-            return (
-                [letter_id for (letter_id,) in known],
-                [letter_id for letter_id, raw in unknown if number.search(raw)],
-            )
+            return self._db.execute(
+                "SELECT id, consumer_id != '' FROM dead_letters WHERE consumer_id IN (?, '') ORDER BY id",
+                (consumer_id,),
+            ).fetchall()
 
 
 def whole_number(digits: str) -> re.Pattern[bytes]:

@@ -19,7 +19,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
-from tests.e2e.surroundings import spooled
+from tests.e2e.surroundings import csv_of, spooled
 from tests.in_process import run
 
 REFUSE_ALL = {"records.allowed_statuses": '["None such"]'}
@@ -256,23 +256,69 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
     assert bytes_on_disk(shipper.state).count(b"canary_bird") >= 4
 
     result = letters(shipper, "purge", "--consumer-id", "0777000777", "--yes")
-    assert result.returncode == 0
-    assert "2 dead letters and 2 spooled records erased" in result.stderr
-    assert b"canary_bird" not in bytes_on_disk(shipper.state)
-    assert b"777000777" not in bytes_on_disk(shipper.state)
-    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (2, 49)
+    assert result.returncode == 4
+    assert "1 dead letter and 1 spooled record erased" in result.stderr
+    assert "2 records more cannot be read and hold the number" in result.stderr
+    assert "dead letter 51" in result.stderr
+    assert "byte" in result.stderr
+    assert "canary_bird" not in result.stderr
+    assert bytes_on_disk(shipper.state).count(b"canary_bird") == 2
 
     fake.default = Reply()
     fake.stored.clear()
-    assert shipper.pipe().counts() == (1, 1, 0, 0, 0)
+    assert shipper.pipe().counts() == (2, 1, 1, 0, 0)  # as the message says
     assert fake.event_ids() == event_ids([sample.lines[61]])
+    assert letters(shipper, "purge", "51", "52", "99", "--yes").returncode == 2
+    assert "2 dead letters deleted" in letters(shipper, "purge", "51", "52", "--yes").stderr
     again = letters(shipper, "purge", "--consumer-id", "777000777", "--yes")
+    assert again.returncode == 0
     assert "0 dead letters and 0 spooled records erased" in again.stderr
+    assert b"canary_bird" not in bytes_on_disk(shipper.state)
+    assert b"777000777" not in bytes_on_disk(shipper.state)
+    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (3, 49)
 
     name = json.loads(sample.lines[1])["Username"].encode()
     assert name in bytes_on_disk(shipper.state)
     assert "49 dead letters deleted" in letters(shipper, "purge", "--older-than", "0", "--yes").stderr
     assert name not in bytes_on_disk(shipper.state)
+
+
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_an_erasure_takes_nobody_else_whose_record_holds_the_number(
+    shipper: Shipper, fake: FakeService, sample: Sample, form: str
+):
+    """In an address, a time, a brand or a name; by the framing of the segment, and the mapping."""
+    others = [
+        changed(sample.lines[1], ConsumerID=7, IP="192.0.2.11"),
+        changed(sample.lines[2], ConsumerID=8, Timestamp="2026-10-01T11:11:11Z"),
+        changed(sample.lines[3], ConsumerID=9, BrandID=11),
+        changed(sample.lines[4], ConsumerID=10, Username="11", CustomerCurrencyID="11"),
+        changed(sample.lines[5], ConsumerID=111),
+    ]
+    lines = [changed(sample.lines[0], ConsumerID=11, Username="canary_bird"), *others]
+    events = [json.loads(line) for line in lines]
+    settings = {}
+    if form == "csv":
+        settings["records.mapping"] = '{ConsumerID="player"}'
+        events = [{**event, "player": event["ConsumerID"], "ConsumerID": 11} for event in events]
+    data = csv_of(events) if form == "csv" else b"".join(lines)
+    shipper.target = fake.target
+    fake.default = HANG
+    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=settings)
+    running.stdin.write(data)
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests, "a request")
+    running.kill()
+    fake.release()
+    assert [content for _, content in spooled(shipper)] == [data]
+    result = letters(shipper, "purge", "--consumer-id", "11", "--yes", settings=settings)
+    assert result.returncode == 0, result.stderr
+    assert "0 dead letters and 1 spooled record erased" in result.stderr
+    assert b"canary_bird" not in bytes_on_disk(shipper.state)
+    fake.default = Reply()
+    fake.stored.clear()
+    assert shipper.pipe(settings=settings).counts() == (5, 5, 0, 0, 0)
+    assert fake.event_ids() == event_ids(others)
 
 
 # Looking ------------------------------------------------------------------------------------------------------------
@@ -320,6 +366,8 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
     [
         (["purge"], "--all"),
         (["purge", "--all", "--reason", "ip"], "--all goes with no filter"),
+        (["purge", "1", "--reason", "ip"], "that are named go with no filter"),
+        (["purge", "1", "99", "--yes"], "no dead letter 99"),
         (["purge", "--all"], "--yes"),
         (["purge", "--consumer-id", "12x", "--yes"], "whole number"),
         (["purge", "--consumer-id", "12", "--reason", "ip", "--yes"], "no filter"),

@@ -9,12 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from shipper.config import load_settings
 from shipper.errors import StateError
 from shipper.framing import CsvRows
+from shipper.pipeline.erasure import Erasure
 from shipper.records import Checkpoint, Chunk, Rejection, Stream
-from shipper.state.erasure import erase_spooled, spooled_records
 from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 from shipper.state.replay import Replay, ReplayStream
 from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of
@@ -327,25 +329,44 @@ def test_letters_expire_a_few_at_a_time(store: Store):
     assert [store.expire(200_000.0, 300_000.0) for _ in range(4)] == [2, 2, 1, 0]
 
 
-def test_a_consumer_is_found_by_number_where_it_is_unknown(store: Store):
+def test_an_erasure_takes_a_consumer_at_its_own_word(store: Store, tmp_path: Path):
+    """A number in another field is none of it; a record that cannot be read is named, never erased on a guess."""
+    header = b"id,IP,Timestamp,BrandID\n"
+    rows = [b"11,192.0.2.1,2026-01-31T12:30:00Z,7", b"7,192.0.2.11,2026-01-31T11:30:00Z,11", b'"11', b"12,1,1,011"]
     raws = [
-        b'{"ConsumerID":42,', b'{"ConsumerID":421}', b"id=42 broken", b"id=1042;421", b'{"ConsumerID":7,"x":42}',
+        b'{"ConsumerID":11,"x":"', b'{"id":11}', b'{"id":"011"}', b'{"id":7,"ConsumerID":11}',
+        b'{"id":7,"IP":"1.1.1.11"}', b"id=11 broken", b"id=1011;112", b'{"IP":"1.1.1.11"}', b'{"id":"\\u0031\\u0031"}',
     ]  # fmt: skip
     store.save([checkpoint(*(rejection(number, raw) for number, raw in enumerate(raws)))], 1.0)
-    assert store.letters.of_consumer("42") == ([1], [3])
+    of_csv = [msgspec.structs.replace(rejection(number, row), header=header) for number, row in enumerate(rows)]
+    store.save([checkpoint(*of_csv, end=900)], 1.0)
+    (tmp_path / "spool").mkdir()
+    segment = tmp_path / "spool" / "000000000001.2c.csv"
+    segment.write_bytes(header + b"\n".join(rows) + b"\r\n")
+    overrides = [f"state.directory={tmp_path}", 'records.mapping={ConsumerID="id"}']
+    settings = load_settings(config_path=None, environ={}, overrides=overrides)
+    erasure = Erasure(settings, store, "11")
+    found = erasure.find()
+    spooled = {(place.start, place.end) for place in found.places}
+    assert found.letters == [1, 2, 3, 9, 10]
+    assert spooled == {(len(header), len(header) + len(rows[0]))}
+    assert found.doubtful[:-1] == ["dead letter 4", "dead letter 6", "dead letter 8", "dead letter 12"]
+    assert found.doubtful[-1] == f"spool/{segment.name}, byte {segment.read_bytes().index(rows[2])}"
+    assert erasure.erase(found) == 5
+    assert segment.read_bytes() == header + b"\n".join([b" " * len(rows[0]), *rows[1:]]) + b"\r\n"
+    assert erasure.find() == found._replace(letters=[], places=[])
 
 
-def test_spooled_records_are_blanked_in_place(tmp_path: Path):
-    lines = [b'{"ConsumerID":42,"IP":"1.2.3.4"}\r\n', b'{"ConsumerID":7,"x":42}\n', b"broken 42\n", b'{"ConsumerID":42']
-    (tmp_path / "000000000001.ndjson").write_bytes(b"".join(lines))
-    (tmp_path / "000000000002.ndjson").write_bytes(lines[1])
-    assert spooled_records(tmp_path, "42") == 3
-    assert erase_spooled(tmp_path, "42") == 3
-    wanted = [b" " * 32 + b"\r\n", lines[1], b" " * 9 + b"\n", b" " * 16]
-    assert (tmp_path / "000000000001.ndjson").read_bytes() == b"".join(wanted)
-    assert (tmp_path / "000000000002.ndjson").read_bytes() == lines[1]
-    assert spooled_records(tmp_path, "42") == 0
-    assert erase_spooled(tmp_path / "none", "42") == 0
+def test_a_record_is_blanked_in_place_up_to_the_end_of_its_line(store: Store, tmp_path: Path):
+    lines = [b'{"ConsumerID":42,"IP":"1.2.3.4"}\r\n', b'{"ConsumerID":7,"x":42}\n', b'\0\0{"ConsumerID":"42"}']
+    (tmp_path / "spool").mkdir()
+    segment = tmp_path / "spool" / "000000000001.ndjson"
+    segment.write_bytes(b"".join(lines))
+    settings = load_settings(config_path=None, environ={}, overrides=[f"state.directory={tmp_path}"])
+    erasure = Erasure(settings, store, "42")
+    assert erasure.erase(erasure.find()) == 0
+    assert segment.read_bytes() == b" " * 32 + b"\r\n" + lines[1] + b"\0\0" + b" " * 19
+    assert erasure.find() == ([], [], [])
 
 
 # Replay -------------------------------------------------------------------------------------------------------------

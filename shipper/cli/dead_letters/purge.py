@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, say
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, say, several
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -24,8 +23,14 @@ from shipper.config import Settings
 if TYPE_CHECKING:
     from shipper.state.letters import Selection
 
+_NAMED_MAX = 100
+_LEFT_TO_DO = 4  # the exit code
+
 
 def purge(
+    ids: Annotated[
+        list[int] | None, typer.Argument(metavar="[ID]...", help="Only these, as `dead-letters list` shows them.")
+    ] = None,
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
@@ -47,23 +52,29 @@ def purge(
     """
     Delete dead letters for good. They stay counted. Works while a shipper runs, except for --consumer-id.
 
+    What --consumer-id erases is the consumer's by its own ConsumerID. A record that cannot be read and holds the
+    number is named and left as it is, with exit code 4.
+
     Example: shipper dead-letters purge --older-than 90
     """
     selection = selection_of(reason, since, path, delivery, older_than)
     has_filter = selection != selection_of()
     if consumer_id is not None:
-        if has_filter or everything:
+        if has_filter or everything or ids:
             raise typer.BadParameter("--consumer-id erases all that is kept of a consumer, so it goes with no filter")
         consumer_id = _checked_number(consumer_id)
+    elif ids:
+        if has_filter or everything:
+            raise typer.BadParameter("dead letters that are named go with no filter; leave out one of them")
     elif not has_filter and not everything:
         raise typer.BadParameter("name which ones, such as --older-than 90, or say --all")
     elif has_filter and everything:
         raise typer.BadParameter("--all goes with no filter; leave out one of them")
     settings = prepare(config, overrides, log_level, log_format)
     if consumer_id is not None:
-        _erase(settings.state.directory, consumer_id, yes=yes)
+        _erase(settings, consumer_id, yes=yes)
     else:
-        _purge(settings, selection, yes=yes)
+        _purge(settings, selection, ids or [], yes=yes)
 
 
 def _checked_number(text: str) -> str:
@@ -72,49 +83,69 @@ def _checked_number(text: str) -> str:
     return str(int(text))
 
 
-def _purge(settings: Settings, selection: Selection, *, yes: bool) -> None:
+def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: bool) -> None:
     from shipper.state.store import Store
 
     with opened(settings) as letters:
-        counts = letters.count_by_rule(selection) if letters else {}
         ids = letters.ids(selection) if letters else []
+        if named:
+            if missing := sorted(set(named).difference(ids)):
+                words = ", ".join(map(str, missing))
+                raise typer.BadParameter(f"no dead letter {words}; there are: shipper dead-letters list")
+            ids = sorted(set(named))
+        counts = letters.count_by_rule(selection) if letters and not named else {}
     if not ids:
         say(none_found(selection))
         return
-    _confirm(f"delete {len(ids):,} dead letters for good ({by_rule(counts)})?", yes=yes)
+    which = f" ({by_rule(counts)})" if counts else ""
+    _confirm(f"delete {several(len(ids), 'dead letter')} for good{which}?", yes=yes)
     store = Store(settings.state.directory)
     try:
-        say(f"{store.purge(ids):,} dead letters deleted")
+        say(f"{several(store.purge(ids), 'dead letter')} deleted")
     finally:
         store.close()
 
 
-def _erase(directory: Path, consumer_id: str, *, yes: bool) -> None:
+def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
     """Erase what is kept of a consumer; also looks for what an earlier try that was cut off has left."""
+    from shipper.pipeline.erasure import Erasure
     from shipper.state.directory import locked_directory
-    from shipper.state.erasure import erase_spooled, spooled_records
     from shipper.state.store import Store
 
+    directory = settings.state.directory
     if not directory.exists():
         say(f"nothing is kept of consumer {consumer_id}, as there is no state directory {directory}")
         return
     with locked_directory(directory):
         store = Store(directory)
         try:
-            known, unknown = store.letters.of_consumer(consumer_id)
-            spooled = spooled_records(directory / "spool", consumer_id)
-            if known or unknown or spooled:
-                _confirm(
-                    f"erase consumer {consumer_id}: {len(known):,} dead letters, {len(unknown):,} more that hold the "
-                    f"number and whose consumer is unknown, {spooled:,} records in the spool, which will not be sent?",
-                    yes=yes,
-                )
-            erased = erase_spooled(directory / "spool", consumer_id)
-            purged = store.purge([*known, *unknown])
-            store.scrub()
+            erasure = Erasure(settings, store, consumer_id)
+            found = erasure.find()
+            letters, spooled = several(len(found.letters), "dead letter"), several(len(found.places), "spooled record")
+            if found.letters or found.places:
+                _confirm(f"erase consumer {consumer_id}: {letters} and {spooled}, which will not be sent?", yes=yes)
+            purged = erasure.erase(found)
         finally:
             store.close()
-    say(f"consumer {consumer_id}: {purged:,} dead letters and {erased:,} spooled records erased")
+    say(f"consumer {consumer_id}: {several(purged, 'dead letter')} and {spooled} erased")
+    if found.doubtful:
+        _tell_doubtful(found.doubtful)
+        raise typer.Exit(_LEFT_TO_DO)
+
+
+def _tell_doubtful(doubtful: list[str]) -> None:
+    say(
+        f"{several(len(doubtful), 'record')} more cannot be read and hold the number; nobody can tell whose, so left "
+        "as they are:"
+    )
+    for each in doubtful[:_NAMED_MAX]:
+        say(f"  {each}")
+    if len(doubtful) > _NAMED_MAX:
+        say(f"  ... and {len(doubtful) - _NAMED_MAX:,} more")
+    say(
+        "what the spool holds is read by: shipper pipe < /dev/null; then what cannot be read is a dead letter. Look at "
+        "those with: shipper dead-letters show ID; delete them with: shipper dead-letters purge ID"
+    )
 
 
 def _confirm(question: str, *, yes: bool) -> None:
