@@ -72,7 +72,7 @@ def headline_of(live: Live, state: StateNow) -> Headline:
             state="busy", title="Draining", detail=f", {several(live.pending, 'record')} to settle", sub=sub
         )
     if live.phase == "starting" or not live.has_looked:
-        return Headline(state="busy", title="Starting")
+        return Headline(state="busy", title="Starting" if live.phase == "starting" else "Looking for its inputs")
     return _troubled(live, state) if live.troubles else _running(live, state)
 
 
@@ -105,14 +105,20 @@ def open_line_bytes(live: Live, lost_bytes: int) -> int:
 def _troubled(live: Live, state: StateNow) -> Headline:
     """Something is no input that should be one: that is no state in which all is well, whatever became of the rest."""
     first, *others = live.troubles
+    what, _, why = first.partition(": ")
+    why, _, more = why.partition("; ")
+    sentences = [f"{_begun(words)}." for words in (more, *others) if words]
     if live.lag_bytes or live.pending:
-        sub = _waiting(live)
-    elif live.read or state.read:
-        sub = "" if unaccepted(live, state) else f"Everything else that was written is delivered{_but(live, state)}."
-    else:
-        sub = "Nothing was read yet."
-    detail = f"; {'; '.join(others)}" if others else ""
-    return Headline(state="warn", title=first[:1].upper() + first[1:], detail=detail, sub=sub)
+        sentences.append(_waiting(live))
+    elif not live.read and not state.read:
+        sentences.append("Nothing was read yet.")
+    elif not unaccepted(live, state):
+        sentences.append(f"Everything else that was written is delivered{_but(live, state)}.")
+    return Headline(state="warn", title=_begun(what), detail=f": {why}" if why else "", sub=" ".join(sentences))
+
+
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def _running(live: Live, state: StateNow) -> Headline:

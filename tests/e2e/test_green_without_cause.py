@@ -38,7 +38,7 @@ def assert_told(running: Running, shipper: Shipper, words: str, *, metric: str, 
     """The same words everywhere, amber and ready; nowhere that all is well."""
     admin = Admin(running)
     running.wait_until(lambda: headline(admin)[0] == "warn", "amber")
-    assert words in headline(admin)[1].replace("No file", "no file")
+    assert words.partition("; ")[0] in headline(admin)[1].replace("No file", "no file")
     assert "Everything that was" not in headline(admin)[1]
     answer = admin.get("/readyz")
     assert (answer.status_code, answer.text.startswith("ready, but ")) == (200, True)
@@ -88,12 +88,13 @@ def test_the_words_say_why_no_file_matches(start: Start, folder: Path, shipper: 
         f"{closed}/*.ndjson": f": {closed} cannot be read: {denied}",
         f"{closed}/below/*": f": {closed} cannot be entered: {denied}",
         f"{folder}/*.csv": "",
+        "below/*.csv": f" in {shipper.folder}: there is no folder below",
     }
     settings = {"input.include": json.dumps(list(patterns))}
     running = start(settings=settings, prefix=where_permissions_hold())
     admin = Admin(running)
     running.wait_until(lambda: headline(admin)[0] == "warn", "amber")
-    assert admin.metrics()["shipper_patterns_unmatched"] == 4
+    assert admin.metrics()["shipper_patterns_unmatched"] == 5
     unmatched = admin.status()["live"]["unmatched"]
     for words, (pattern, why) in zip(unmatched, patterns.items(), strict=True):
         assert words.startswith(f"no file matches {pattern}{why}")

@@ -18,7 +18,7 @@ LIVE = Live(
     version="1", process_id=7, command="run", phase="running", started_at=NOW - 7200, at=NOW, read=9, accepted=9
 )
 NO_MATCH = "no file matches /data/*.ndjson"
-NO_ENTRY = "/data/app.ndjson cannot be read: permission denied"
+NO_ENTRY = "/data/app.ndjson cannot be read: permission denied; it belongs to user 0"
 
 
 def state(**fields: Any) -> StateNow:
@@ -28,7 +28,7 @@ def state(**fields: Any) -> StateNow:
 def test_what_has_not_looked_for_its_inputs_yet_is_not_green():
     assert headline_of(LIVE, state()).state == "good"
     found = headline_of(replace(LIVE, has_looked=False), state())
-    assert (found.state, found.title) == ("busy", "Starting")
+    assert (found.state, found.title) == ("busy", "Looking for its inputs")
 
 
 @each(
@@ -48,11 +48,17 @@ def test_what_has_not_looked_for_its_inputs_yet_is_not_green():
         ),
         (
             {"unreadable": [NO_ENTRY], "unreadable_count": 3, "unmatched": [NO_MATCH], "lag_bytes": 500},
-            NO_ENTRY,
-            f"; 2 more files cannot be read; {NO_MATCH}",
+            "/data/app.ndjson cannot be read",
+            ": permission denied",
+            "It belongs to user 0. 2 more files cannot be read. No file matches /data/*.ndjson. "
             "0 records and 500 B wait.",
         ),
-        ({"unreadable": [NO_ENTRY], "accepted": 0, "dead_lettered": 9}, NO_ENTRY, "", ""),
+        (
+            {"unreadable": [NO_ENTRY], "accepted": 0, "dead_lettered": 9},
+            "/data/app.ndjson cannot be read",
+            ": permission denied",
+            "It belongs to user 0.",
+        ),
     ],
 )
 def test_an_input_that_is_not_there_or_cannot_be_read_is_the_headline(

@@ -13,7 +13,8 @@ function tiles(live, state, isOpenLine) {
   const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
   const kept = keptLetters(state);
   const refused = `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
-  const nothing = isOpenLine ? "a line that has no end yet" : "no record waits";
+  const unread = list(live.unreadable).length && live.lag_bytes ? "of files that cannot be read" : "no record waits";
+  const nothing = isOpenLine ? "a line that has no end yet" : unread;
   const wait = isNumber(oldest) ? `oldest record waits ${duration(oldest)}` : nothing;
   fill(
     "tiles",
