@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import threading
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from statistics import median
 
 import pytest
 
+from shipper.sandbox.samples import sample_lines
+from tests.bench.variants import sparser
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, event_ids, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService
@@ -115,6 +119,26 @@ def test_backfill_killed_at_random_moments_loses_nothing(
         assert sorted(letter.raw + b"\n" for letter in state.dead_letters) == sorted(bad.values())
     assert cuts >= KILLS / 2, "too few were cut in the middle of their work"
     print(f"{kills} kills, {cuts} while events were sent, {service.received - EVENTS} events sent again")
+
+
+def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_has_a_ledger_key_of_its_own(
+    shipper: Shipper, service: Service
+):
+    """Much that is settled is saved at once; by the interval alone, all that had arrived would come again."""
+    count = 60_000
+    file = shipper.folder / "sparse.ndjson"
+    file.write_bytes(b"".join(map(sparser(), sample_lines(count, end=datetime.now(UTC)))))
+    slowly = {"state.commit_interval_seconds": 60, "delivery.rate_limit_events_per_second": 20_000}
+    running = shipper.start("backfill", file, "--summary", "json", settings=slowly)
+    wait_until(lambda: running.has_ended or service.received >= 40_000, "40,000 records")
+    assert not running.has_ended
+    running.kill()
+    assert shipper.read_state().accepted, "nothing was saved"
+    assert shipper.backfill(file).returncode == 0
+    assert 0 <= service.received - count <= 20_000
+    rows = json.loads(shipper.run("ledger", "--format", "json").stdout)["rows"]
+    assert sum(row["accepted"] for row in rows) == shipper.read_state().accepted == count
+    assert len(rows) > 0.99 * count, "the records share keys"
 
 
 def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
