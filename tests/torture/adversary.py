@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from tests.torture import faults
 from tests.torture.application import RunLane
+from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
 from tests.torture.service import Service
 
@@ -71,7 +72,7 @@ class Adversary:
         self.service_deck = Deck(faults.SERVICE, Random(f"{seed} service"))
         self.file_deck = Deck(faults.FILE, Random(f"{seed} files"))
         self.lane_decks = {
-            lane.name: Deck(faults.LANE, Random(f"{seed} {lane.name}"), without=_left_out(lane)) for lane in lanes
+            lane.name: Deck(_faults_of(lane), Random(f"{seed} {lane.name}"), without=_left_out(lane)) for lane in lanes
         }
         self._producing = [threading.Thread(target=self._guard, args=(self._feed, lane)) for lane in lanes]
         self._attacking = [
@@ -142,6 +143,10 @@ class Adversary:
                 else:
                     self._dealing.discard("files")
         lane.finish_producing()
+
+
+def _faults_of(lane: Lane) -> dict[str, Callable[..., bool]]:
+    return {**faults.LANE, **faults.EXPORTS} if isinstance(lane, BackfillLane) else {**faults.LANE}
 
 
 def _left_out(lane: Lane) -> list[str]:

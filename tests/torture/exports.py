@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from tests.e2e.driver import SHIPPER, Result
 from tests.e2e.files import COMPRESSIONS
 from tests.torture.books import Process
 from tests.torture.lanes import BACKLOG_MAX, Lane
+
+_FOREIGN_LINES = 5_000
 
 
 class BackfillLane(Lane):
@@ -27,6 +30,10 @@ class BackfillLane(Lane):
         self._size = self.rng.randrange(100, 400)
         self._exports = 0
         self._is_shipped = True
+        self._was_shared = False
+        self._drops = 0
+        self._foreign: set[bytes] = set()
+        self._foreign_path = self._folder
         self._completion = self.rng.choice(["keep", "delete"])
         help_text = subprocess.run([SHIPPER, "backfill", "--help"], capture_output=True, text=True, check=True).stdout
         self._has_workers = "--workers" in help_text
@@ -75,6 +82,52 @@ class BackfillLane(Lane):
 
     def after_end(self, result: Result, process: Process) -> None:
         self._is_shipped = result.returncode in self.good_ends
+        self._was_shared = self.is_shared
+
+    def drop_foreign(self, *, limit_s: float) -> bool:
+        """
+        Drop another program's log among the exports, and take it away once the shipper has refused to go on with it.
+
+        Returns:
+            Whether it has.
+        """
+        self._drops += 1
+        self._foreign = {
+            b"level=info drop=%d request=%d path=/health took=%d ms" % (self._drops, number, number % 97)
+            for number in range(_FOREIGN_LINES)
+        }
+        path = self.shipper.folder / f"other-{self._drops:03}.log"
+        path.write_bytes(b"".join(line + b"\n" for line in sorted(self._foreign)))
+        self._is_shipped = False
+        self._foreign_path = path.rename(self._folder / path.name)
+        bit = self.rest_until(lambda: not self._foreign, limit_s=limit_s)
+        if not bit:
+            self.end_by(signal.SIGTERM)
+            self._take_foreign_away(processes=2)
+        return bit
+
+    def note_own_end(self, result: Result) -> None:
+        is_held_back = result.summary is not None and "records.mistake_limit" in result.summary["message"]
+        if not (self._foreign and is_held_back):
+            super().note_own_end(result)
+            return
+        assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
+        assert str(self._foreign_path) in result.summary["message"]
+        self._take_foreign_away(processes=1 + self._was_shared)
+
+    def _take_foreign_away(self, *, processes: int) -> None:
+        """Remove the file, and take note of its lines that have become dead letters, which are few."""
+        found = [each for each in self.shipper.read_state().dead_letters if each.path == str(self._foreign_path)]
+        limit = self._chosen["records.mistake_limit"]
+        assert isinstance(limit, int)
+        assert len(found) <= limit * processes, f"{len(found)} letters of a file that is unlike records"
+        assert {each.raw for each in found} <= self._foreign
+        self.letters.update((each.raw, "json") for each in found)
+        self.noted["letters of foreign files"] += len(found)
+        if found:  # otherwise nothing is known of it
+            self.taken_away.add(str(self._foreign_path))
+        self._foreign_path.unlink()
+        self._foreign = set()
 
     def export(self) -> None:
         """Write a file elsewhere and move it in, some times two."""

@@ -1,5 +1,5 @@
 """
-Everything that goes wrong, in four tables: add to them, and it is dealt, counted and missed if it never happened.
+Everything that goes wrong, in five tables: add to them, and it is dealt, counted and missed if it never happened.
 
 A fault is a function of what it befalls and a source of chance; it takes its time, and tells whether it bit.
 """
@@ -18,6 +18,7 @@ from typing import Final
 from tests.e2e.fake_service import RESET, STORE_AND_RESET, WEB_PAGE, Reply
 from tests.e2e.files import COMPRESSIONS
 from tests.torture.application import LogFile, RunLane
+from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
 from tests.torture.service import AGAIN, NAMED, VAGUE, Medley, Misbehaviour, Service, Shape
 
@@ -222,6 +223,13 @@ LANE: Final[dict[str, LaneFault]] = {
     "disk full": _fill_disk,
     "clock stepped forward": partial(_step_clock, direction=1),
     "clock stepped back": partial(_step_clock, direction=-1),
+}
+
+
+# The exports ------------------------------------------------------------------------------------------------------
+
+EXPORTS: Final[dict[str, Callable[[BackfillLane, Random], bool]]] = {
+    "unlike input": lambda lane, rng: lane.drop_foreign(limit_s=_BITE_LIMIT_S),
 }
 
 

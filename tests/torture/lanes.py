@@ -26,6 +26,7 @@ SETTINGS: Final[dict[str, object]] = {
     "delivery.connect_timeout_seconds": READ_TIMEOUT_S,
     "delivery.read_timeout_seconds": READ_TIMEOUT_S,
     "delivery.drain_timeout_seconds": 2,
+    "delivery.fail_fast": "false",  # whatever lets nobody in here is over within seconds
     "delivery.max_concurrency": 8,
     "delivery.retry_initial_seconds": 0.02,
     "delivery.retry_max_seconds": 0.5,
@@ -39,6 +40,7 @@ _CHOICES: Final[dict[str, list[object]]] = {
     "delivery.concurrency": ["adaptive", 1, 3],
     "input.rotate_wait_seconds": [1.0, 3.0],
     "records.dedupe_window": [0, 100_000],
+    "records.mistake_limit": [100, 1_000],
     "state.commit_interval_seconds": [0.01, 0.05, 0.5],
 }
 NO_ROOM: Final = "ended or not begun for want of room on the disk"
@@ -61,6 +63,7 @@ class Lane:
         letters: The records that must become dead letters, by their bytes, with the rule.
         latest: Number of the last one that was wholly written and that the service has to get.
         disk: On which the state lies; None = it cannot be filled, as `left_out` says.
+        taken_away: Inputs that were removed before they were read to their end, as they were none.
         left_out: What cannot be done to it here, and why.
     """
 
@@ -74,6 +77,7 @@ class Lane:
         self.letters: dict[bytes, str] = {}
         self.latest = -1
         self.disk: SmallDisk | None = None
+        self.taken_away: set[str] = set()
         self.left_out: dict[str, str] = {}
         self.noted: Counter[str] = Counter()
         self.running: Running | None = None
