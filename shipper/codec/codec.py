@@ -149,7 +149,7 @@ class Codec:
             (row,) = read_rows([raw], framing)
             lines = [] if isinstance(row, Unreadable) else self._rewriter.write([row], changes)
         else:
-            lines = self._rewriter.rewrite([raw.replace(b"\n", b" ")], changes)
+            lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], changes)
         return document_in(lines[0]) if lines else {}
 
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
@@ -261,8 +261,9 @@ class Codec:
             offsets = [offset + len(raw) - len(line) for offset, raw, line in zip(offsets, raws, bare, strict=True)]
             kept = [index for index, line in enumerate(bare) if line.strip(_BLANKS)]
             raws, offsets = [bare[index] for index in kept], [offsets[index] for index in kept]
-        # Elements of an array may be written over several lines; in JSON, that newline is but a blank.
-        wires = [raw.replace(b"\n", b" ") for raw in raws] if any(b"\n" in raw for raw in raws) else raws
+        # Elements of an array may be written over several lines. A carriage return is as good as that newline where it
+        # is white space, and as bad within a string.
+        wires = [raw.replace(b"\n", b"\r") for raw in raws] if any(b"\n" in raw for raw in raws) else raws
         return self._fitting(Records(offsets, raws, wires), rejections)
 
     def _fitting(self, records: Records, rejections: list[Rejection]) -> Records:

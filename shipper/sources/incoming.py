@@ -86,8 +86,9 @@ class Incoming:
                 f"input.max_record_bytes, which is {self._max_record_bytes}; is input.format right?"
             )
         self._held = data[end:]
+        # To JSON a carriage return is what a newline is: white space, or a fault within a string.
         elements = (data[frame.start : frame.end] for frame in framing.frames(data[:end], 0))
-        return b"".join(element.replace(b"\n", b" ") + b"\n" for element in elements)
+        return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements)
 
     def _bound_line(self, data: bytes) -> bytes:
         """

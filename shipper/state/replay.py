@@ -101,8 +101,9 @@ class Replay:
             lines: list[bytes] = []
             size = 0
             for _, letter_id, raw in group:
-                # In JSON a newline is white space; a row of CSV stands alone, as a quote in it could take in the next.
-                line = (raw if header else raw.replace(b"\n", b" ")) + b"\n"
+                # To JSON a carriage return is what a newline is: white space, or a fault within a string.
+                # A row of CSV stands alone, as a quote in it could take in the next.
+                line = (raw if header else raw.replace(b"\n", b"\r")) + b"\n"
                 stream.letter_ids.append(letter_id)
                 stream.starts.append(stream.read_offset + size)
                 lines.append(line)

@@ -130,7 +130,7 @@ def check_framing(data: bytes) -> object:
 
 
 def _on_one_line(record: bytes) -> bytes:
-    return record.replace(b"\n", b" ").strip(BLANKS)
+    return record.replace(b"\n", b"\r").strip(BLANKS)
 
 
 def _sound_json_bytes(body: bytes) -> int:
