@@ -414,7 +414,7 @@ def halted(live: Live | None) -> str:
     """Return why a run does not get on, when it gives up, and what Ctrl-C does; empty while it does get on."""
     if live is None:
         return ""
-    parts = [f"paused: {pause.message.partition('; ')[0]}" for pause in live.pauses[:1]]
+    parts = [f"paused: {on_one_line(pause.message).partition('; ')[0]}" for pause in live.pauses[:1]]
     if live.phase == "draining":
         return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
     if not parts:
@@ -431,7 +431,7 @@ def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form:
     else:
         say(in_words(summary, reasons, state))
     if summary.message:
-        say(f"shipper: {summary.message}")
+        say(f"shipper: {on_one_line(summary.message)}")
 
 
 def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:

@@ -17,7 +17,7 @@ from shipper.delivery.gate import FAIL_FAST_S
 from shipper.errors import HeldBackError
 from shipper.pipeline.brake import Mistakes
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Stream
+from shipper.records import Stream, shown
 from shipper.telemetry.live import Pause
 from shipper.telemetry.pauses import ADVICE
 
@@ -97,13 +97,16 @@ class Hold:
 
     def unlike(self, stream: Stream, mistakes: Mistakes) -> Halt:
         """Return what to say of an input that is unlike records."""
-        where = f"of {stream.path}" if mistakes.is_of_one else f"of several inputs, the last of them {stream.path},"
+        path = shown(stream.path)
+        where = f"of {path}" if mistakes.is_of_one else f"of several inputs, the last of them {path},"
         message = (
             f"{mistakes.records:,} records in a row {where} were refused by the rule {mistakes.rule} "
             f"({MESSAGES[mistakes.rule]}), with no good one between; records.mistake_limit is "
             f"{self._settings.records.mistake_limit:,}"
         )
-        validate = "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {_word(stream)}"
+        validate = (
+            "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {shlex.quote(path)}"
+        )
         way_out = (
             f"The rest is untouched. See what is wrong with: {validate}. Mend records.mapping or the input, or take it "
             "away, and run the same command again; if that many records really are bad, raise records.mistake_limit "
@@ -165,7 +168,3 @@ class Hold:
 async def _until(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
-
-
-def _word(stream: Stream) -> str:
-    return shlex.quote(stream.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -128,6 +129,15 @@ def test_workers_notice_it_each_for_itself_and_the_next_run_knows_it(
     assert len(shipper.read_state().dead_letters) == kept
     good = write(shipper.folder, "good.ndjson", sample.lines[:500])
     assert shipper.backfill(good, "--workers", "2").counts() == (500, 500, 0, 0, 0)
+
+
+def test_a_file_whose_name_is_no_text_is_named_all_the_same(shipper: Shipper, service: Service):
+    path = os.fsdecode(os.fsencode(shipper.folder) + b"/\xff\n\x1b.log")
+    Path(path).write_bytes(b"".join(FOREIGN))
+    result = shipper.backfill(path)
+    assert_held_back(result, "\\xff")
+    assert "\x1b" not in result.stderr
+    assert "\\xff" in result.stderr.splitlines()[-1]
 
 
 def test_what_a_pipe_was_fed_stays_in_the_spool(shipper: Shipper, service: Service, sample: Sample):

@@ -133,7 +133,7 @@ def refused(directory: Path, *, is_full: bool) -> Iterator[str]:
     with sample_file(REFUSED).open("rb") as lines, sample.open("wb") as out:
         out.writelines(lines.readline() for _ in range(1000))
         out.writelines(line.replace(b'"IP":"', b'"IP":"x') for line in lines)
-    settings = ["delivery.give_up_after_seconds=3600"]
+    settings = ["delivery.give_up_after_seconds=3600", "records.mistake_limit=0"]
     if is_full:
         settings.append("state.dead_letter_max_bytes=1000000")
     words = "full   " if is_full else "refused"
