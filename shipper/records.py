@@ -256,7 +256,7 @@ class Span(Struct, eq=False, kw_only=True):
         lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
         bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
         event_ids: Of its events, in the same order; none once no record is unsettled.
-        sent_bytes: Length of its events as they are sent, without those that wait for an answer.
+        sent_bytes: Length of its events as they are sent, less what those take in memory that wait for an answer.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.

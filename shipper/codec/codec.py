@@ -32,6 +32,7 @@ from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Reject
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
 _NONE: Final = Columns.of(())
+_WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 
 
@@ -159,7 +160,8 @@ class Codec:
         repeated, waits, waiting_bytes = _NONE, 0, 0
         if not self._window.admit(self._identities(piece.columns.event_ids)):
             piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
-            waits, waiting_bytes = len(waiting), sum(map(len, waiting))
+            waits = len(waiting)
+            waiting_bytes = 2 * sum(map(len, waiting)) + _WAITING_BYTES * waits  # in the chunk, and each by itself
             new = piece.columns.event_ids[: len(piece.columns.event_ids) - waits]
             is_new = self._window.admit(self._identities(new))
             assert is_new

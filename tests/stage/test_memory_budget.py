@@ -12,6 +12,7 @@ import anyio
 import msgspec
 import pytest
 
+from shipper.config import RecordsSettings
 from shipper.errors import StateUnwritableError
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.records import Backlog, Chunk, Stream
@@ -91,7 +92,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
         made = settings(senders=len(scripts), **{"batch_max_events": RECORDS_PER_CHUNK, **changes})
         state = msgspec.structs.replace(made.state, commit_interval_seconds=interval_s)
         return Pipeline(
-            msgspec.structs.replace(made, state=state),
+            msgspec.structs.replace(made, state=state, records=RecordsSettings(mistake_limit=0)),
             source,
             keeper or store,
             is_one_shot=True,
@@ -116,7 +117,9 @@ def held_in_memory(pipeline: Pipeline) -> int:
     rejections = [each for part in (*spans, *held.saver._unsaved) for each in part.rejections]
     keys = sum(len(part.ledger) for part in (*spans, *held.saver._unsaved))
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
-    return sum(len(each.raw) for each in rejections) + 250 * (len(rejections) + keys) + sum(chunks.values())
+    waiting = [event for events in pipeline._middle._packer._batcher._waiting.values() for event in events]
+    lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
+    return lines + 250 * (len(rejections) + keys + len(waiting)) + sum(chunks.values())
 
 
 async def assert_waits_within_the_budget(pipeline: Pipeline, source: Records, release: Callable[[], None]) -> Summary:
@@ -138,7 +141,7 @@ async def assert_waits_within_the_budget(pipeline: Pipeline, source: Records, re
     return summaries[0]
 
 
-@pytest.mark.parametrize("record", [refused, sparse])
+@pytest.mark.parametrize("record", [refused, sparse, repeated])
 async def test_what_is_settled_behind_an_unanswered_batch_is_bounded_in_bytes(
     make: Any, store: Store, record: Callable[[int], bytes]
 ):
