@@ -2,7 +2,13 @@
 
 from typing import Final
 
-BACK_TO_6: Final = """
+BACK_TO_7: Final = """
+ALTER TABLE streams DROP COLUMN is_gone;
+ALTER TABLE started_patterns DROP COLUMN started_at;
+PRAGMA user_version = 7;
+"""
+BACK_TO_6: Final = f"""
+{BACK_TO_7}
 DROP TABLE ledger_parts;
 PRAGMA user_version = 6;
 """

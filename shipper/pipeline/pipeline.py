@@ -37,7 +37,7 @@ from shipper.pipeline.reload import Reloading, reloaded
 from shipper.pipeline.saver import Keeper
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
-from shipper.records import Backlog, Chunk, Totals
+from shipper.records import Backlog, Chunk, Totals, shown
 from shipper.telemetry.live import Live, Phase
 
 log = structlog.get_logger("pipeline")
@@ -221,6 +221,7 @@ class Pipeline:
                 command=self._command,
                 destination=require_endpoint(self._settings, "intake").base_url,
                 state_directory=str(self._settings.state.directory),
+                working_directory=_working_directory(),
                 phase=self._phase,
                 started_at=now,
                 at=now,
@@ -351,3 +352,10 @@ class Pipeline:
         log.info("settings_reloaded", changed=reload.changed)
         if reload.waiting:
             log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
+
+
+def _working_directory() -> str:
+    try:
+        return shown(os.getcwd())
+    except FileNotFoundError:  # it was deleted
+        return ""

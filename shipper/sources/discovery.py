@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,14 +56,17 @@ class Patterns:
         include: What to find, in this order.
         exclude: What to leave out.
         own_directory: The state directory. What shipper writes itself is never an input, by whatever name.
+        folder: What relative patterns are relative to; empty = the working directory.
 
     Attributes:
         matches: How many files each pattern gave at the last look, whether another one had given them, too.
     """
 
-    def __init__(self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = ()) -> None:
-        self.include = tuple(include)
-        self._exclude = exclude
+    def __init__(
+        self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = (), folder: str = ""
+    ) -> None:
+        self.include = tuple(absolute(pattern, folder) for pattern in include)
+        self._exclude = tuple(absolute(pattern, folder) for pattern in exclude)
         self._own_directory = own_directory
         self.matches: dict[str, int] = {}
 
@@ -88,6 +92,16 @@ class Patterns:
     def unmatched(self) -> dict[str, str]:
         """Return the patterns that gave no file at the last look, with that in words."""
         return {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
+
+    def naming(self, path: str) -> str | None:
+        """Return the pattern that names a path, whether a file is there or not."""
+        return next((pattern for pattern in self.include if _matches(path, pattern)), None)
+
+    def is_left_out(self, path: str) -> bool:
+        """Return whether a path is excluded, or lies in the state directory."""
+        own = os.path.realpath(self._own_directory) + os.sep
+        is_excluded = any(_matches(path, pattern) for pattern in self._exclude)
+        return is_excluded or os.path.realpath(path).startswith(own)
 
     def watched(self) -> Watched:
         """Choose the folders to watch for changes. Blocks."""
@@ -163,6 +177,30 @@ def _statuses(files: Iterable[str | int]) -> Iterator[os.stat_result]:
     for file in files:
         with suppress(OSError):
             yield os.stat(file)
+
+
+def absolute(pattern: str, folder: str) -> str:
+    """Make a pattern one that means the same in any working directory."""
+    if not pattern or os.path.isabs(pattern):
+        return pattern
+    folder = folder or os.getcwd()
+    return os.path.join(glob.escape(folder) if glob.has_magic(pattern) else folder, pattern)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    if path == pattern or (pattern and path.startswith(pattern.rstrip(os.sep) + os.sep) and os.path.isdir(pattern)):
+        return True
+    return glob.has_magic(pattern) and _parts_match(path.split(os.sep), pattern.split(os.sep))
+
+
+def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_parts_match(parts[start:], patterns[1:]) for start in range(len(parts) + 1))
+    if not parts or (parts[0].startswith(".") and not patterns[0].startswith(".")):
+        return False
+    return fnmatchcase(parts[0], patterns[0]) and _parts_match(parts[1:], patterns[1:])
 
 
 def names(pattern: str) -> list[str]:

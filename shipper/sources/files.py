@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from shipper.records import Backlog, Chunk, Stream, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook
 from shipper.sources.reader import StreamReader
-from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
+from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
 
 log = structlog.get_logger("sources")
 
@@ -104,6 +105,7 @@ class FilesOnce:
             with suppress(StateError):  # it would be for a report of what is lost, should these files go
                 self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
         self._unreachable_bytes = await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
+        await run_sync(self._note_gone)
         await self.after_save()  # nothing is saved of a file in which there was nothing new
         self.is_exhausted = not self.unreadable
 
@@ -117,6 +119,22 @@ class FilesOnce:
             unreadable=self._unreadable,
             unreadable_count=self.unreadable,
         )
+
+    def _note_gone(self) -> None:
+        """Give up what is gone, but for what may live on beside where it was, in a copy that was not given."""
+        names: dict[str, list[str]] = {}
+        gone = []
+        for stream in self._book.lost():
+            folder, name = os.path.split(stream.path)
+            if folder not in names:
+                names[folder] = []
+                with suppress(OSError):
+                    names[folder] = sorted(os.listdir(folder or "."))
+            at = bisect(names[folder], name)
+            if at == len(names[folder]) or not names[folder][at].startswith(name):
+                gone.append(stream)
+        with suppress(StateError):  # it is asked again next time
+            note_gone(self._register, gone, self._wall_time())
 
     def _identify(self) -> None:
         """Find out which streams have lost their place, before a file that may be one of them is read."""

@@ -15,11 +15,12 @@ from shipper.errors import SourceError
 from shipper.records import Stream, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.discovery import Found, Patterns, names
-from shipper.sources.generations import looks_like_generation
+from shipper.sources.generations import looks_like_generation, sibling_of
 from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name
 from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
-from shipper.sources.register import StreamRegister, forget_oldest, tell_unreachable
+from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
+from shipper.sources.siblings import Siblings
 
 log = structlog.get_logger("sources")
 
@@ -75,6 +76,10 @@ class Follower:
         self._rotate_wait_s = rotate_wait_s
         self._start = start
         self._completion = completion
+        self._siblings = Siblings(patterns)
+        self._followed_since: dict[str, float] = {}  # the patterns that were used before this look
+        self._beside: set[Place] = set()  # of files that no pattern names, and that are still to be told from copies
+        self._unknown: dict[str, float | None] = {}  # since when names are there that nobody knows; None = told
         self._wall_time = wall_time
         self.files = OpenFiles(book, max_open=max_open, rotate_wait_s=rotate_wait_s, wall_time=wall_time)
         self._asleep: dict[Place, Signature] = {}  # of files that are at their end and closed
@@ -86,6 +91,7 @@ class Follower:
         self._is_first_look = True
         self._looked_at: float | None = None  # at all names, seconds since the epoch; before that, the look before
         self._finding_at = 0.0
+        self._has_left = False  # a file was closed as it had gone
         self._has_new_patterns = True
         self.is_crowded = False
         self.lag_bytes = 0
@@ -102,6 +108,7 @@ class Follower:
     def replace_patterns(self, patterns: Patterns) -> None:
         """Look for other names from now on."""
         self._patterns = patterns
+        self._siblings = Siblings(patterns)
         self._has_new_patterns = True
         self.has_looked = False
 
@@ -114,6 +121,9 @@ class Follower:
         """Open what is new among what was found, note what was renamed, close and complete what is done with."""
         self.is_crowded = False
         self.files.begin_look()
+        if self._has_new_patterns:
+            self._followed_since = self._register.started_patterns()
+        found = [*found, *self._find_beside(found, now)]
         present = {each.place for each in found}
         if self._has_new_patterns and not self._is_first_look:
             self._close_unnamed(present)
@@ -122,8 +132,10 @@ class Follower:
         if unknown or is_new:
             self.files.note_truncations(now)
         self._seek(self._book.take_displaced(), now)
-        if unknown or is_new or self._sought or self._has_new_patterns:
+        has_left = self._has_left or not self._asleep.keys() <= present
+        if unknown or is_new or self._sought or self._has_new_patterns or has_left:
             self._identify(unknown, present, now)
+        self._has_left = False
         self._asleep = {place: seen for place, seen in self._asleep.items() if place in present}
         if self._refused:
             named = {each.path for each in found}
@@ -167,6 +179,34 @@ class Follower:
                 self._dropped.add(file.reader.stream.stream_id)
             self.files.close(file)
 
+    def _find_beside(self, found: Sequence[Found], now: float) -> list[Found]:
+        """Find what rotation has made of followed files unseen; until each is known, it is as if a pattern named it."""
+        names = [each.name for each in found]
+        if self._is_first_look:
+            names += self._book.known_paths()
+        beside = self._siblings.find(names, self._followed_since, self._finding_at)
+        generations = [each.found for each in beside if each.is_generation and self._is_undecided(each.found.place)]
+        self._beside = {each.place for each in generations}
+        self._tell_unknown({each.found.name for each in beside if not each.is_generation}, now)
+        return generations
+
+    def _is_undecided(self, place: Place) -> bool:
+        file = self.files.at(place)
+        return self._book.at(place) is None if file is None else file.new_since is not None
+
+    def _tell_unknown(self, names: set[str], now: float) -> None:
+        """Name once what lies beside followed files and is no generation of them, if it does so for a while."""
+        self._unknown = {name: self._unknown.get(name, now) for name in names}
+        for name, since in self._unknown.items():
+            if since is not None and now - since >= self._rotate_wait_s:
+                log.warning("source_beside_unread", path=shown(name), hint="name it in input.include or input.exclude")
+                self._unknown[name] = None
+
+    def _is_generation(self, path: str) -> bool:
+        folder, name = os.path.split(path)
+        sibling = sibling_of(name, lambda each: self._patterns.naming(os.path.join(folder, each)) is not None)
+        return sibling is not None and sibling.is_generation
+
     def _lag_bytes(self, found: Sequence[Found], present: set[Place]) -> int:
         lag = 0
         for each in {each.place: each for each in found}.values():
@@ -206,7 +246,7 @@ class Follower:
             if not self._open_stray(Path(stream.path), now):
                 self._complete(stream, is_named=False)
         if self._is_first_look:
-            for stream in self._book.left(present):
+            for stream in self._book.left(present, self._is_generation):
                 self._open_stray(Path(stream.path), now)
             self._seek(absent.lost, now)
         if self._has_new_patterns:
@@ -300,6 +340,8 @@ class Follower:
             except UndecidedError as undecided:
                 if self._is_leaving(undecided.original) or (is_present and self._may_be_a_copy(file, undecided, now)):
                     return
+                if file.place in self._beside and self._is_copy(undecided.original, file) is not False:
+                    return
                 reader = self._book.decide(file.reader, may_wait=False)
         except SourceError:
             reader = file.reader  # which tells it again, in its turn
@@ -307,6 +349,18 @@ class Follower:
         file.reader = reader
         self.files.wake(file)
         self._tell_opened(reader)
+
+    def _is_copy(self, original: Stream | None, file: OpenFile) -> bool | None:
+        """Let go of a file that nobody has named if its original is in its place and holds all of it; None = later."""
+        is_copy = original is not None and self._book.holds_all_of(original, file.reader.content)
+        if original is None or not is_copy:
+            return is_copy
+        reader = self._book.decide(file.reader, may_wait=False)
+        self._register.begin([(reader.stream, reader.skip_to_end())], [], self._wall_time())
+        file.reader = reader
+        log.info("source_is_copy", path=shown(reader.path), of=original.shown_path)
+        self.files.close(file)
+        return True
 
     def _is_leaving(self, original: Stream | None) -> bool:
         """Tell whether a file is only followed to its end: then what looks like it will turn out to be it."""
@@ -365,6 +419,7 @@ class Follower:
         if not is_present:
             log.info("source_closed", path=stream.shown_path, offset=file.reader.offset)
             self.files.close(file)
+            self._has_left = True
 
     def _is_to_complete(self, stream: Stream, *, is_named: bool) -> bool:
         """
@@ -392,6 +447,7 @@ class Follower:
                 if found.pattern in new_patterns and str(found.path) not in known_names:
                     begun += self._begun_at_end(found)
         self._register.begin(begun, new_patterns, self._wall_time())
+        self._followed_since = self._register.started_patterns()
 
     def _begun_at_end(self, found: Found) -> list[tuple[Stream, bytes]]:
         if not stat.S_ISREG(found.status.st_mode) or not found.status.st_size:
@@ -428,6 +484,8 @@ class Follower:
         self.unreachable_bytes += tell_unreachable(self._register, given_up, self._wall_time())
         still = {stream.stream_id for stream in lost} - {stream.stream_id for stream in given_up}
         self._sought = {stream_id: until for stream_id, until in self._sought.items() if stream_id in still}
+        gone = [stream for stream in self._book.lost() if stream.stream_id not in still]
+        note_gone(self._register, gone, self._wall_time())
         if not self._sought:
             self._others.clear()
 

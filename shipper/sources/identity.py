@@ -14,7 +14,7 @@ import os
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -136,6 +136,9 @@ class StreamBook:
 
     def _unlose(self, stream: Stream) -> None:
         self._streams[stream.stream_id] = self._lost.pop(stream.stream_id)
+        if stream.is_gone:
+            stream.is_gone = False
+            self._moved_streams.append(stream)
         same_head = self._lost_by_head[stream.head]
         same_head.remove(stream)
         if not same_head:
@@ -171,13 +174,17 @@ class StreamBook:
                         renamed[known.stream_id] = known
         return list(renamed.values())
 
-    def left(self, present: Iterable[Place]) -> list[Stream]:
+    def left(self, present: Iterable[Place], is_generation: Callable[[str], bool]) -> list[Stream]:
         """
         Find the streams that were renamed while an earlier run read them, and hold what is not settled: their files
         have the names by which they were seen last, but are not among those present.
+
+        Args:
+            is_generation: Whether a path is one that rotation gives to what is followed.
         """
         there = set(present)
-        rotated = [each for each in self._streams.values() if each.is_rotated and each.place not in there]
+        unnamed = [each for each in self._streams.values() if each.place not in there]
+        rotated = [each for each in unnamed if each.is_rotated or is_generation(each.path)]
         return [stream for stream in rotated if self._has_rest(stream)]
 
     def _has_rest(self, stream: Stream) -> bool:
@@ -300,6 +307,31 @@ class StreamBook:
             raise
         os.close(descriptor)
         return None
+
+    def holds_all_of(self, stream: Stream, copy: Content) -> bool | None:
+        """
+        Return whether a stream that is in its place begins with all that another file holds, and has it settled.
+
+        Returns:
+            None if that is too early to tell, as it is not settled yet.
+        Raises:
+            SourceError: One of them cannot be read.
+        """
+        with closing(open_content(_opened(Path(stream.path)), Path(stream.path))) as original:
+            if _place_of(original.status()) != stream.place:
+                return False
+            if not copy.compression and stream.checkpoint < copy.size() <= original.size():
+                return None
+            offset = 0
+            while data := copy.pread(READ_BYTES, offset):
+                if original.pread(len(data), offset) != data:
+                    return False
+                offset += len(data)
+            return offset <= stream.checkpoint or None if copy.is_ended() else False
+
+    def known_paths(self) -> list[str]:
+        """Return where the streams were seen last."""
+        return [stream.path for stream in self._streams.values()]
 
     def begin_again(self, reader: StreamReader) -> StreamReader:
         """Begin a stream in a file that was truncated in place; the old one may live on in a copy."""

@@ -19,8 +19,8 @@ _FORGOTTEN_TOGETHER: Final = 1_000
 class StreamRegister(Protocol):
     """The part of the state store that is about streams."""
 
-    def started_patterns(self) -> set[str]:
-        """Tell which patterns were used before."""
+    def started_patterns(self) -> dict[str, float]:
+        """Return which patterns were used before, and when each was first, seconds since the epoch."""
 
     def begin(self, streams: Iterable[tuple[Stream, bytes]], patterns: Iterable[str], now_s: float) -> None:
         """Save streams that do not begin at their beginning, with the last bytes before, and patterns as used."""
@@ -44,6 +44,15 @@ def tell_unreachable(register: StreamRegister, lost: Iterable[Stream], now_s: fl
             "source_unreachable", path=stream.shown_path, stream=stream.stream_id, offset=stream.checkpoint, bytes=count
         )
     return sum(count for _, count in noted)
+
+
+def note_gone(register: StreamRegister, lost: Iterable[Stream], now_s: float) -> None:
+    """Save which inputs were looked for and are nowhere: as nothing more can come of them, nobody waits for them."""
+    gone = [stream for stream in lost if not stream.is_gone]
+    for stream in gone:
+        stream.is_gone = True
+    if gone:
+        register.note(gone, now_s)
 
 
 def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from shipper.records import shown
 from shipper.state.schema import open_for_reading, understood
+from shipper.state.streams import read_started_patterns
 
 _Place = tuple[int, int]  # device and inode
 _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
@@ -21,7 +22,7 @@ _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
 # The path as bytes: it need not be UTF-8.
 _COLUMNS: Final = (
     "stream_id, CAST(path AS BLOB), device, inode, "
-    "size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until"
+    "size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until, is_gone"
 )
 
 
@@ -178,6 +179,20 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
         )
 
 
+def followed_since(directory: Path) -> dict[str, float]:
+    """
+    Read since when each pattern is followed, seconds since the epoch; none if there is no state of this version.
+
+    Raises:
+        StateError: As for `Store`.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return {}
+    with closing(db), understood(directory / "state.db"):
+        return read_started_patterns(db)
+
+
 # Files ------------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +245,7 @@ def _stream_state(
     ended_ns: int,
     updated_at: float,
     settled_until: float | None,
+    is_gone: int,
 ) -> StreamState:
     size_now = now[0] if now else None
     if compression:
@@ -241,6 +257,8 @@ def _stream_state(
         if size_now is not None and now != (ended_size, ended_ns):  # its content may end before NULs
             size, checkpoint = size_now, 0 if is_cut else checkpoint
         is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
+    # What cannot be looked at may have grown before it went, or live on elsewhere; unless that was looked for in vain.
+    is_whole = is_whole and bool(now or is_gone)
     size = max(size, checkpoint)
     if settled_until is not None and settled_until > at:
         settled_until = None  # by a clock that was put back since

@@ -18,7 +18,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -105,6 +105,11 @@ CREATE TABLE ledger_parts ( -- counts that were appended, to be added to those o
     data BLOB NOT NULL -- zlib of msgpack: the columns of ledger, each as an array
 ) STRICT;
 """
+_FOLLOWED: Final = """
+ALTER TABLE streams ADD COLUMN is_gone INTEGER NOT NULL DEFAULT 0; -- it was looked for, and is nowhere any more
+ALTER TABLE started_patterns ADD COLUMN started_at REAL NOT NULL DEFAULT 0;
+UPDATE started_patterns SET started_at = strftime('%s', 'now');
+"""
 _SCHEMA: Final = f"""
 CREATE TABLE streams (
     stream_id INTEGER PRIMARY KEY,
@@ -144,6 +149,7 @@ INSERT INTO totals (one, read, accepted, dead_lettered, duplicates, youngest_str
 {_LEDGER}
 {_ONCE}
 {_LEDGER_PARTS}
+{_FOLLOWED}
 """
 _FROM_1: Final = f"""
 ALTER TABLE totals ADD COLUMN purged INTEGER NOT NULL DEFAULT 0;
@@ -169,6 +175,7 @@ ALTER TABLE streams ADD COLUMN settled_until REAL;
 {_COUNTS}
 {_ONCE}
 {_LEDGER_PARTS}
+{_FOLLOWED}
 """
 _STEPS: Final = {
     0: _SCHEMA,
@@ -176,8 +183,9 @@ _STEPS: Final = {
     2: _FROM_2 + _LEDGER + _FROM_4,
     3: _LEDGER + _FROM_4,
     4: _FROM_4,
-    5: _ONCE + _LEDGER_PARTS,
-    6: _LEDGER_PARTS,
+    5: _ONCE + _LEDGER_PARTS + _FOLLOWED,
+    6: _LEDGER_PARTS + _FOLLOWED,
+    7: _FOLLOWED,
 }  # by the version that is there
 
 

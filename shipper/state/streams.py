@@ -15,8 +15,9 @@ from shipper.records import Head, Marker, Stream, StreamKind, digest
 from shipper.state.schema import understood
 
 _COLUMNS: Final = (
-    *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns", "is_rotated"),
-    *("checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest", "settled_until"),
+    *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns"),
+    *("is_rotated", "is_gone", "checkpoint", "head_bytes", "head_digest", "marker_bytes", "marker_digest"),
+    "settled_until",
 )
 _SETTLED: Final = ("checkpoint", "marker_bytes", "marker_digest", "settled_until", "updated_at")
 
@@ -47,6 +48,12 @@ _SAVE: Final = _upsert([*_IDENTITY, *_SETTLED])
 def _read(name: str) -> str:
     """Write what reads a column: of a path its bytes."""
     return "CAST(path AS BLOB)" if name == "path" else name
+
+
+def read_started_patterns(db: sqlite3.Connection) -> dict[str, float]:
+    """Read the patterns for which a run has begun, and when."""
+    rows = db.execute("SELECT CAST(pattern AS BLOB), started_at FROM started_patterns")
+    return {os.fsdecode(pattern): started_at for pattern, started_at in rows}
 
 
 class StreamTable:
@@ -131,8 +138,8 @@ class StreamTable:
             for stream, tail in streams:
                 self.save(stream, stream.checkpoint, tail, now_s)
             self._db.executemany(
-                "INSERT OR IGNORE INTO started_patterns VALUES (CAST(? AS TEXT))",
-                [(os.fsencode(pattern),) for pattern in patterns],
+                "INSERT OR IGNORE INTO started_patterns VALUES (CAST(? AS TEXT), ?)",
+                [(os.fsencode(pattern), now_s) for pattern in patterns],
             )
 
     def note(self, streams: Iterable[Stream], now_s: float) -> None:
@@ -145,11 +152,10 @@ class StreamTable:
             for stream in streams:
                 self._write(_NOTE, stream, {"updated_at": now_s})
 
-    def started_patterns(self) -> set[str]:
-        """Tell for which patterns a run has begun before."""
+    def started_patterns(self) -> dict[str, float]:
+        """Return the patterns for which a run has begun before, and when, seconds since the epoch."""
         with understood(self._path):
-            rows = self._db.execute("SELECT CAST(pattern AS BLOB) FROM started_patterns")
-            return {os.fsdecode(pattern) for (pattern,) in rows}
+            return read_started_patterns(self._db)
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
         """
@@ -188,5 +194,5 @@ def _row_of(stream: Stream) -> dict[str, object]:
 def _stream_of(row: dict[str, Any]) -> Stream:
     head = Head(row.pop("head_bytes"), row.pop("head_digest"))
     marker = Marker(row.pop("checkpoint"), row.pop("marker_bytes"), row.pop("marker_digest"))
-    row |= {"path": os.fsdecode(row["path"]), "is_rotated": bool(row["is_rotated"])}
+    row |= {"path": os.fsdecode(row["path"]), "is_rotated": bool(row["is_rotated"]), "is_gone": bool(row["is_gone"])}
     return Stream(**row, head=head, marker=marker)

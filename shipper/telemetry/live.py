@@ -74,6 +74,7 @@ class Live(Figures, frozen=True, kw_only=True):
     Attributes:
         command: Such as `run`; `library` for an application that embeds it.
         destination: The service's address.
+        working_directory: What relative paths are relative to; empty if its name is not UTF-8.
         at: When this was made, seconds since the epoch, like all moments here.
         outcome: How it ended, once it has: a word of `pipeline.Outcome`, or `failed`.
         input_ended: The input was read to its end.
@@ -97,6 +98,7 @@ class Live(Figures, frozen=True, kw_only=True):
     command: str
     destination: str = ""
     state_directory: str = ""
+    working_directory: str = ""
     phase: Phase
     started_at: float
     at: float

@@ -27,7 +27,7 @@ ROTATE_WAIT_S = 5.0
 class NoRegister:
     """Remembers nothing."""
 
-    def started_patterns(self) -> set[str]:
+    def started_patterns(self) -> dict[str, float]:
         return set()
 
     def begin(self, streams: object, patterns: object, now_s: float) -> None: ...

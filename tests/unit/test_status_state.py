@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from shipper.records import Checkpoint, Rejection, Stream
+from shipper.sources.register import note_gone
 from shipper.state.live_file import LIVE_FILE, read_live
 from shipper.state.overview import Overview, Present, SpoolState, StreamState, look_at
 from shipper.state.standing import Standing, state_now
@@ -91,12 +92,20 @@ def test_a_file_that_is_not_is_delivered_until_what_its_source_noted(
     assert (only(tmp_path).delivered_until, only(tmp_path).lag_bytes) == (5.0, 1)
 
 
-def test_a_file_that_is_gone_is_delivered_if_what_was_seen_of_it_is(store: Store, file: Path, tmp_path: Path):
-    known(store, file, 100)
+def test_a_file_that_is_gone_is_delivered_as_far_as_is_known_until_it_was_looked_for_in_vain(
+    store: Store, file: Path, tmp_path: Path
+):
+    """It may have grown before it went, or live on in an archive."""
+    known(store, file, 100, until=4.0)
     known(store, file.with_name("other"), 60, stream_id=2, until=3.0)
     file.unlink()
-    by_id = {each.stream_id: each.delivered_until for each in overview(tmp_path).streams}
-    assert by_id == {1: AT, 2: 3.0}
+
+    def by_id() -> dict[int, float | None]:
+        return {each.stream_id: each.delivered_until for each in overview(tmp_path).streams}
+
+    assert by_id() == {1: 4.0, 2: 3.0}
+    note_gone(store.streams, store.streams.known("file"), 5.0)
+    assert by_id() == {1: AT, 2: 3.0}
 
 
 def test_a_file_that_was_cut_off_is_not_delivered(store: Store, file: Path, tmp_path: Path):
@@ -148,7 +157,7 @@ def test_an_archive_is_delivered_only_if_its_end_was_reached(
 
 def test_the_stream_with_most_to_go_comes_first(store: Store, tmp_path: Path):
     for number, settled in enumerate((100, 20, 70, 100), 1):
-        known(store, tmp_path / str(number), settled, stream_id=number)
+        known(store, tmp_path / str(number), settled, stream_id=number, is_gone=True)
     found = overview(tmp_path)
     assert [each.lag_bytes for each in found.streams] == [80, 30, 0, 0]
     assert [each.lag_bytes for each in found.behind] == [80, 30]

@@ -14,10 +14,11 @@ from shipper.permissions import obstacle
 from shipper.records import shown
 from shipper.report.history import latest_fetch
 from shipper.sources.discovery import Patterns
+from shipper.sources.siblings import Siblings
 from shipper.state.directory import holder_of
 from shipper.state.headline import open_line_bytes, unaccepted
 from shipper.state.live_file import read_live
-from shipper.state.overview import Overview, Present, StreamState, earliest, look_at
+from shipper.state.overview import Overview, Present, StreamState, earliest, followed_since, look_at
 from shipper.state.standing import STREAMS_SHOWN, Standing, in_brief, newest_letters
 from shipper.state.store import bring_state_up_to_date
 from shipper.telemetry.live import Live
@@ -33,6 +34,7 @@ class Look(Struct, frozen=True, kw_only=True):
         live: What that process says of itself, or what the last one said.
         overview: None if there is no state yet.
         unmatched, unreadable: What was seen of the inputs at this look, see `Backlog`.
+        beside: Files that begin like those that `input.include` names, and are not read: nobody knows what they are.
         options: What a command needs on its line to look at the same state, for a shell, with a space in front.
     """
 
@@ -42,6 +44,7 @@ class Look(Struct, frozen=True, kw_only=True):
     overview: Overview | None = None
     unmatched: list[str] = []
     unreadable: list[str] = []
+    beside: list[str] = []
     options: str = ""
 
     @property
@@ -132,8 +135,11 @@ def look(settings: Settings, at: float, options: str = "") -> Look:
     if process_id is None and live is not None and live.phase != "stopped":
         process_id = holder_of(directory)  # it may have started between the two
     bring_state_up_to_date(directory)
-    patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=directory)
+    own, folder = settings.state.directory, live.working_directory if live else ""
+    patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=own, folder=folder)
     found = [each for each in patterns.find() if stat.S_ISREG(each.status.st_mode)]
+    beside = Siblings(patterns).find([each.name for each in found], followed_since(own), at)
+    found += [each.found for each in beside if each.is_generation]
     present = (Present(shown(each.path), *each.place, each.status.st_size, each.status.st_mtime_ns) for each in found)
     return Look(
         at=at,
@@ -142,6 +148,7 @@ def look(settings: Settings, at: float, options: str = "") -> Look:
         overview=look_at(directory, at, present),
         unmatched=list(patterns.unmatched().values()),
         unreadable=[shown(why) for each in found if (why := obstacle(each.path, os.R_OK))],
+        beside=[shown(each.found.name) for each in beside if not each.is_generation],
         options=options,
     )
 
@@ -154,6 +161,7 @@ def document(seen: Look, directory: Path, *, shows_all: bool = False) -> dict[st
         "process_id": seen.process_id,
         "delivered_until": seen.delivered_until,
         "troubles": seen.troubles,
+        "beside": seen.beside,
         **msgspec.to_builtins(Standing(seen.live, state)),
         "report": msgspec.to_builtins(latest_fetch(directory)),
     }

@@ -195,7 +195,7 @@ def remains(seen: Look) -> list[str]:
     by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in overview.dead_letters.items())
     command = f"shipper dead-letters list{on_one_line(seen.options)}"
     letters = f"dead letters: {kept:,} kept" + (f" ({by_rule}); look at them with: {command}" if kept else "")
-    return [*_spool(overview.spool, seen), letters, *unreachable(seen)]
+    return [*_spool(overview.spool, seen), letters, *unreachable(seen), *not_read(seen)]
 
 
 def _spool(spool: SpoolState, seen: Look) -> list[str]:
@@ -221,6 +221,18 @@ def unreachable(seen: Look) -> list[str]:
             f"  {on_one_line(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}"
             for each in inputs[-LISTED:]
         ),
+    ]
+
+
+def not_read(seen: Look) -> list[str]:
+    """Name what lies beside inputs and is not read, as nobody knows what it is."""
+    if not seen.beside:
+        return []
+    names = [f"  {on_one_line(name)}" for name in seen.beside[:LISTED]]
+    return [
+        f"not read, as nothing names it: {several(len(seen.beside), 'file')} beside inputs; name them in "
+        "input.include, or in input.exclude",
+        *names,
     ]
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from shipper.cli.common import several
 from shipper.cli.status.inputs import remaining, stream_table
 from shipper.cli.status.look import Look
-from shipper.cli.status.rendering import LISTED, headline, unreachable
+from shipper.cli.status.rendering import LISTED, headline, not_read, unreachable
 from shipper.state.overview import StreamState
 from shipper.telemetry.units import iso, span
 
@@ -89,7 +89,11 @@ def answer_lines(answer: Answer, seen: Look, *, shows_all: bool = False) -> list
     if answer.is_delivered:
         kept = sum(seen.overview.dead_letters.values()) if seen.overview else 0
         but = f", but for {several(kept, 'dead letter')}" if kept else ""
-        return [f"yes: everything that was written up to {moment} is delivered{but}", *unreachable(seen)]
+        return [
+            f"yes: everything that was written up to {moment} is delivered{but}",
+            *unreachable(seen),
+            *not_read(seen),
+        ]
     lines = [f"no: it is not known that everything that was written up to {moment} is settled"]
     if not answer.has_inputs:
         return [*lines, "  no input is known yet: nothing was shipped from here"]
@@ -105,4 +109,4 @@ def answer_lines(answer: Answer, seen: Look, *, shows_all: bool = False) -> list
         count = len(answer.streams)
         lines.append(f"  {count:,} inputs stand in the way:" if count > 1 else "  1 input stands in the way:")
         lines += stream_table(answer.streams, seen, limit=None if shows_all else LISTED)
-    return [*lines, *headline(seen), *unreachable(seen)]
+    return [*lines, *headline(seen), *unreachable(seen), *not_read(seen)]
