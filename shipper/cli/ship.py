@@ -38,6 +38,7 @@ from shipper.cli.common import (
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
+from shipper.permissions import obstacle
 from shipper.records import shown
 from shipper.telemetry.logs import is_json, set_level
 
@@ -221,15 +222,16 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
 
     found: dict[Path, Found] = {}
     for path in paths:
-        files = {each.path: each for each in Patterns([path], own_directory=settings.state.directory).find()}
+        patterns = Patterns([path], own_directory=settings.state.directory)
+        files = {each.path: each for each in patterns.find()}
         if not files:
-            is_own = Path(path).resolve().is_relative_to(settings.state.directory.resolve()) and Path(path).exists()
-            why = "lies in the state directory, which is never read" if is_own else "no file is there to be read"
-            raise SourceError(f"{path}: {why}")
+            is_own = Path(path).resolve().is_relative_to(settings.state.directory.resolve()) and os.path.exists(path)
+            own = f"{path}: lies in the state directory, which is never read"
+            raise SourceError(own if is_own else patterns.unmatched()[path])
         found |= files
     for each in found.values():
-        if not os.access(each.path, os.R_OK):
-            raise SourceError(f"{each.path}: it is not permitted to be read")
+        if why := obstacle(each.path, os.R_OK):
+            raise SourceError(why)
     return sorted(found, key=lambda path: (found[path].status.st_mtime_ns, path))
 
 

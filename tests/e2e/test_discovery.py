@@ -491,7 +491,7 @@ def test_run_leaves_a_rotated_file_with_anything_pending_and_puts_it_away_when_t
 def test_a_file_in_the_state_directory_is_refused_with_the_reason(shipper: Shipper, sample: Sample):
     shipper.state.mkdir(mode=0o700)
     (shipper.state / "a.ndjson").write_bytes(sample.lines[0])
-    for name, words in (("a.ndjson", "lies in the state directory"), ("b.ndjson", "no file is there to be read")):
+    for name, words in (("a.ndjson", "lies in the state directory"), ("b.ndjson", "no file matches")):
         result = shipper.backfill(shipper.state / name)
         assert result.returncode != 0
         assert words in result.stderr

@@ -96,6 +96,26 @@ def test_a_folder_above_the_state_that_cannot_be_entered_is_named(shipper: Shipp
         assert "no state yet" not in result.stdout
 
 
+@pytest.mark.parametrize("command", ["backfill", "validate"])
+def test_a_file_that_may_not_be_read_is_named_with_its_owner(command: str, shipper: Shipper, used: Path):
+    denied = "permission denied; it belongs to user 0, group 0 (mode 0000), and this is user 0, group 0"
+    closed = shipper.folder / "closed"
+    closed.mkdir()
+    (closed / "events.ndjson").touch()
+    for place, named, words in (
+        (used, used, f"{used} cannot be read: {denied}"),
+        (closed, f"{closed}/*.ndjson", f"no file matches {closed}/*.ndjson: {closed} cannot be read: {denied}"),
+        (closed, f"{closed}/events.ndjson", f"no file matches {closed}/events.ndjson: {closed} cannot be entered: "),
+        (used, f"{closed.name}/a/b.ndjson", f"no file matches closed/a/b.ndjson in {shipper.folder}: "),
+    ):
+        mode = place.stat().st_mode
+        place.chmod(0)
+        result = shipper.run(command, named, prefix=where_permissions_hold())
+        place.chmod(mode)
+        assert result.returncode == 2
+        assert words in result.stderr
+
+
 # A configuration that is wrong ------------------------------------------------------------------------------------
 
 UNSET = '{env="NOT_SET"}'
