@@ -63,6 +63,8 @@ class Brake:
         """Return how many records may be looked at together, so that no more than the limit become dead letters."""
         if not self._limit or stream.kind == "replay":
             return _NO_LIMIT
+        if not (self._all or self._by_stream or stream.mistakes):
+            return self._limit
         most = max(max(counts.values(), default=0) for counts in (self._all, self._of(stream)))
         return max(1, self._limit - most)
 

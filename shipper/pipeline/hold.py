@@ -14,6 +14,7 @@ from shipper.codec import MESSAGES
 from shipper.config import Settings
 from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S
+from shipper.delivery.verdicts import Verdict
 from shipper.errors import HeldBackError
 from shipper.pipeline.brake import Mistakes
 from shipper.pipeline.settlement import Settlement
@@ -40,18 +41,20 @@ class Halt(NamedTuple):
         message: What happened, for a person.
         way_out: What to do if the run ends for it.
         is_final: Waiting alone changes nothing.
+        is_set_up_fault: Somebody has to put something right.
     """
 
     reason: str
     message: str
     way_out: str
-    is_final: bool
+    is_final: bool = False
+    is_set_up_fault: bool = True
 
 
 class Hold:
     """
     Args:
-        ask_time: Has the service's clock noted in `skew`; returns why that could not be done, empty if it was.
+        ask_time: Has the service's clock noted in `skew`; returns why that could not be done, None if it was.
         give_up_after_s: For how long a one-shot run waits; None = it is none, and waits for ever.
         wall_time: Seconds since the epoch.
     """
@@ -62,7 +65,7 @@ class Hold:
         settlement: Settlement,
         *,
         skew: ClockSkew,
-        ask_time: Callable[[], Awaitable[str]],
+        ask_time: Callable[[], Awaitable[Verdict | None]],
         give_up_after_s: float | None,
     ) -> None:
         self._settings = settings
@@ -119,16 +122,15 @@ class Hold:
         if anyio.current_time() < self._trusted_until:
             return None
         problem = await self._ask_time()
-        if not problem and self._skew.seconds <= self._settings.records.max_future_seconds:
+        if problem is None and self._skew.seconds <= self._settings.records.max_future_seconds:
             self._trusted_until = anyio.current_time() + _TRUST_S
             return None
-        why = (
-            f"and the service cannot be asked for the time: {problem}"
-            if problem
-            else f"as this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
-        )
-        message = f"{records:,} records seem to come from the future, {why}"
-        return Halt("clock", message, _SET_THE_CLOCK, is_final=False)
+        message = f"{records:,} records seem to come from the future"
+        if problem is None:
+            message += f", as this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
+            return Halt("clock", message, _SET_THE_CLOCK)
+        message += f", and the service cannot be asked for the time: {problem.message}"
+        return Halt("clock", message, _SET_THE_CLOCK, is_set_up_fault=problem.is_set_up_fault)
 
     # Waiting -------------------------------------------------------------------------------------------------------
 
@@ -159,9 +161,10 @@ class Hold:
 
     def _gives_up_at(self) -> float:
         """Return when a one-shot run is given up, on the event loop's clock; a fault of the set-up ends it soon."""
-        if self._give_up_after_s is None:
+        if self._give_up_after_s is None or self._halt is None:
             return math.inf
-        is_hasty = self._settings.delivery.fail_fast and not self._settlement.acks.totals.accepted
+        is_hopeless = self._halt.is_set_up_fault and not self._settlement.acks.totals.accepted
+        is_hasty = is_hopeless and self._settings.delivery.fail_fast
         return self._since + (min(FAIL_FAST_S, self._give_up_after_s) if is_hasty else self._give_up_after_s)
 
 

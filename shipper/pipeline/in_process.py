@@ -17,7 +17,7 @@ from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, c
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
-from shipper.delivery.verdicts import ANSWER_BYTES
+from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, without_answer
 from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
@@ -161,7 +161,7 @@ class InProcess:
             )
         ]
 
-    async def _ask_time(self) -> str:
+    async def _ask_time(self) -> Verdict | None:
         """Have the service's clock noted, by a batch without events; returns why that could not be done."""
         endpoint = self._new_endpoint()
         try:
@@ -172,13 +172,15 @@ class InProcess:
                 authorization=await self._shared.credentials.authorize(),
                 max_answer_bytes=ANSWER_BYTES,
             )
-        except (NoTokenError, NoAnswerError) as error:
-            return str(error)
+        except NoTokenError as error:
+            return Verdict(Action.PAUSE, error.reason, error.message, is_set_up_fault=error.is_set_up_fault)
+        except NoAnswerError as error:
+            return without_answer(error.cause, str(error), is_tls=error.is_tls)
         finally:
             with anyio.move_on_after(1, shield=True):
                 await endpoint.aclose()
         self._skew.note(answer.date, self._wall_time())
-        return ""
+        return None
 
     def _credentials(self, settings: Settings, ssl_context: ssl.SSLContext | None) -> Credentials:
         return credentials_of(

@@ -248,9 +248,13 @@ def test_a_service_that_cannot_be_asked_for_the_time_is_waited_for(shipper: Ship
         shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
     )
     right, shipper.target = shipper.target, shipper.target._replace(base_url="http://127.0.0.1:9")
-    result = shipper.backfill(file)
+    running = shipper.start("backfill", file, "--summary", "json", settings={"delivery.give_up_after_seconds": 7})
+    result = running.finish()
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
+    assert result.summary["seconds"] >= 7, "that is no fault of the set-up"
     assert "cannot be asked for the time" in result.summary["message"]
+    shipper.target = shipper.target._replace(base_url="https://intake.invalid")
+    assert "is not found" in shipper.backfill(file).summary["message"]
     assert shipper.read_state().dead_letters == ()
     shipper.target = right
     assert shipper.backfill(file).returncode == 3
