@@ -32,6 +32,7 @@ _STEP_MS: Final = 20  # between two looks whether the kernel has said anything; 
 _QUIET_STEP_MS: Final = 100
 _QUIET_AFTER_S: Final = 10.0
 _WATCH_MS: Final = 5000
+_LEAVE_LIMIT_S: Final = 30.0
 
 
 class FilesFollowed:
@@ -68,9 +69,14 @@ class FilesFollowed:
                 finally:
                     self._stop_watching.set()  # ends the watcher's thread, which no cancellation reaches
         finally:
-            with suppress(StateError):  # then it is as old as the last look
-                self._follower.note(is_last=True)
-            self._follower.files.close_all()
+            with anyio.move_on_after(_LEAVE_LIMIT_S, shield=True):
+                await run_sync(self._leave, abandon_on_cancel=True)
+
+    def _leave(self) -> None:
+        """Note how things stand, which may take as long as the disk does; in a thread, so that a stop goes on."""
+        with suppress(StateError):  # then it is as old as the last look
+            self._follower.note(is_last=True)
+        self._follower.files.close_all()
 
     async def after_save(self) -> None:
         """Files are completed when they are looked at."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -389,3 +390,36 @@ async def test_the_name_of_a_segment_is_forced_to_disk_with_its_first_bytes(
         "fsync spool",
         *([f"fdatasync {second}"] if done[-1] == f"fdatasync {second}" else []),
     ]
+
+
+@pytest.mark.parametrize("is_hanging", [False, True])
+async def test_a_stop_forces_nothing_to_disk_on_the_event_loop_and_does_not_hang_on_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_hanging: bool
+):
+    threads: list[threading.Thread] = []
+    answers = threading.Event()
+    true_sync = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        threads.append(threading.current_thread())
+        assert not is_hanging or answers.wait(20)
+        true_sync(descriptor)
+
+    rx_end, tx_end = os.pipe()
+    os.write(tx_end, LINES)
+    spool = bench.spool(rx_end, fsync="interval", fsync_interval_s=1e9, segment_bytes=1 << 20)
+    spool._segments._synced_at = anyio.current_time()  # so that the only one left is that of the end
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    monkeypatch.setattr(spool_module, "_LEAVE_LIMIT_S", 0.2)
+    told: list[str] = []
+    try:
+        await cut_off(spool, lambda: spool.spooled_bytes == len(LINES))
+    except* StateError as group:
+        told += map(str, group.exceptions)
+    finally:
+        answers.set()
+        os.close(tx_end)
+        os.close(rx_end)
+    assert ["does not answer" in words for words in told] == [True] * is_hanging
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads

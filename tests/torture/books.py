@@ -32,6 +32,7 @@ class Process:
     number: int
     is_dirty: bool = False
     met_full_disk: bool = False
+    met_failed_fsync: bool = False
     stalls: list[tuple[float, float]] = field(default_factory=list)
 
     def was_stalled(self, start: float, end: float) -> bool:

@@ -200,6 +200,18 @@ def _fill_disk(lane: Lane, rng: Random) -> bool:
     return bit
 
 
+def _fail_fsync(lane: Lane, rng: Random) -> bool:
+    """Let nothing be forced to its disk until that was tried, and some times for a while; a kill may follow."""
+    lane.rest_until(lambda: lane.backlog > 0 and lane.is_alive(), limit_s=_BITE_LIMIT_S)
+    before = lane.failed_fsyncs
+    with lane.failing_fsync():
+        bit = lane.rest_until(lambda: lane.failed_fsyncs > before, limit_s=_BITE_LIMIT_S)
+        lane.rest(rng.choice([0, rng.uniform(0, 1)]))
+        if rng.random() < 0.3:
+            lane.end_by(signal.SIGKILL)
+    return bit
+
+
 def _step_clock(lane: Lane, rng: Random, *, direction: int) -> bool:
     """Let the wall clock jump, and after a while jump back."""
     seconds = direction * rng.choice([rng.randrange(30, 600), rng.randrange(3600, 86_400)])
@@ -221,6 +233,7 @@ LANE: Final[dict[str, LaneFault]] = {
     "SIGTERM": _stop,
     "SIGSTOP": _hold,
     "disk full": _fill_disk,
+    "failed fsync": _fail_fsync,
     "clock stepped forward": partial(_step_clock, direction=1),
     "clock stepped back": partial(_step_clock, direction=-1),
 }

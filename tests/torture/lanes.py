@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -43,11 +45,13 @@ _CHOICES: Final[dict[str, list[object]]] = {
     "records.mistake_limit": [100, 1_000],
     "state.commit_interval_seconds": [0.01, 0.05, 0.5],
 }
+NO_FSYNC: Final = "ended as nothing could be forced to disk"
 NO_ROOM: Final = "ended or not begun for want of room on the disk"
 BACKLOG_MAX: Final = 15_000  # then the producer waits, as everything has to be delivered in the end
 _DISK_BYTES: Final = 48 << 20
 _END_LIMIT_S: Final = 60.0
 _SUPERVISOR_PAUSE_S: Final = 0.3
+_FAILING_FSYNC: Final = Path(__file__).with_name("failing_fsync.c")
 _FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 
@@ -87,10 +91,12 @@ class Lane:
         self._starts = 0
         self._rate = rate
         self._due_at = 0.0
-        self._is_disk_full = False
+        self._is_disk_full = self._is_fsync_failing = False
         self._ends_before_full = 0
         self._chosen = {key: rng.choice(values) for key, values in _CHOICES.items()}
         self._clock = self.shipper.folder / "clock"
+        self._failing_fsync = self.shipper.folder / "fsync-fails"
+        self._preloaded = [*_FAKETIME[:1]]
         self._stack = ExitStack()
         config = self.shipper.config.read_text()
         oauth2 = f'[intake.oauth2]\ntoken_url = "{service.token_url}"\nclient_id = "torture"\n'
@@ -105,6 +111,13 @@ class Lane:
             self.left_out["disk full"] = str(why)
         if not _FAKETIME:
             self.left_out["clock stepped"] = "libfaketime is not installed"
+        if shutil.which("cc"):
+            library = self.shipper.folder / "failing_fsync.so"
+            command = ["cc", "-shared", "-fPIC", "-Wall", "-o", library, _FAILING_FSYNC, "-ldl"]
+            subprocess.run(command, check=True, timeout=60)
+            self._preloaded.append(library)
+        else:
+            self.left_out["failed fsync"] = "there is no C compiler"
         self.step_clock(0)
         return self
 
@@ -174,7 +187,12 @@ class Lane:
 
     def start(self) -> None:
         self._starts += 1
-        process = Process(f"{self.name}-{self._starts}", self._starts, met_full_disk=self._is_disk_full)
+        process = Process(
+            f"{self.name}-{self._starts}",
+            self._starts,
+            met_full_disk=self._is_disk_full,
+            met_failed_fsync=self._is_fsync_failing,
+        )
         self.service.books.processes[process.tag] = self._process = process
         self.shipper.target = self.shipper.target._replace(subscription_key=process.tag)
         self.running = self.shipper.start(
@@ -189,8 +207,12 @@ class Lane:
             self.note_own_end(self.finish())
 
     def note_own_end(self, result: Result) -> None:
-        """Take note of an end that nobody asked for, which only a full disk excuses."""
+        """Take note of an end that nobody asked for, which only a full or broken disk excuses."""
         assert self._process is not None
+        if self._process.met_failed_fsync and result.returncode == 1:
+            self.noted[NO_FSYNC] += 1
+            time.sleep(_SUPERVISOR_PAUSE_S)
+            return
         is_excused = self._process.met_full_disk and result.returncode in {1, 4}
         assert is_excused, f"{self.name} ended by itself with exit code {result.returncode}\n{result.stderr}"
         self.noted[NO_ROOM] += 1
@@ -236,7 +258,9 @@ class Lane:
         assert self.running is not None
         self.running.process.send_signal(number)
         code = self.finish().returncode
-        assert code in {-number, 4, *self.good_ends}, f"{self.name} ended with {code} after {number.name}"
+        assert self._process is not None
+        broken = {1} if self._process.met_failed_fsync else set()
+        assert code in {-number, 4, *self.good_ends, *broken}, f"{self.name} ended with {code} after {number.name}"
         return code == -number or number is not signal.SIGKILL
 
     def hold(self, seconds: float) -> bool:
@@ -284,6 +308,23 @@ class Lane:
             self.running is not None and "spool_disk_full" in self.running.stderr
         )
 
+    @contextmanager
+    def failing_fsync(self) -> Iterator[None]:
+        """Let nothing be forced to disk."""
+        assert self._process is not None
+        self._is_fsync_failing = self._process.met_failed_fsync = True
+        self._failing_fsync.touch()
+        try:
+            yield
+        finally:
+            self._failing_fsync.unlink()
+            self._is_fsync_failing = False
+
+    @property
+    def failed_fsyncs(self) -> int:
+        note = self._failing_fsync.with_suffix(".failed")
+        return note.stat().st_size if note.exists() else 0
+
     # Its clock ------------------------------------------------------------------------------------------------------
 
     def step_clock(self, seconds: int) -> None:
@@ -293,10 +334,13 @@ class Lane:
         new.rename(self._clock)
 
     def environment(self) -> dict[str, str]:
+        environment = {
+            "LD_PRELOAD": ":".join(map(str, self._preloaded)),
+            "FAILING_FSYNC": str(self._failing_fsync),
+        }
         if not _FAKETIME:
-            return {}
-        return {
-            "LD_PRELOAD": str(_FAKETIME[0]),
+            return environment
+        return environment | {
             "FAKETIME_TIMESTAMP_FILE": str(self._clock),
             "FAKETIME_CACHE_DURATION": "1",  # seconds; without, every look at a clock would read the file
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
