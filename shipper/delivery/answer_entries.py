@@ -35,6 +35,9 @@ _ID_LENGTH: Final = 36
 _PLACES: Final = {"path", "field", "pointer", "loc", "location", "source", "property", "parameter", "target"}
 _PLACE_STEPS: Final = 8
 _ROWS: Final = {"row", "rownumber", "line", "linenumber", "position"}  # may be counted from 1
+_SILENT: Final = frozenset({Role.LINKS, Role.HARMLESS, Role.INDEX})
+_FAILING: Final = frozenset({Role.REFUSED, Role.DENIAL, Role.UNPROCESSED})
+_CLEAR: Final = frozenset({Outcome.GOOD, Outcome.BAD, Outcome.AGAIN})
 _RETRYABLE: Final = {"retryable", "isretryable"}
 _KEY_STARTS: Final = set("0123456789[$#/")
 # 3, [3], events[3].IP, $.events[3], /events/3/IP; what follows a number must begin with a letter, unlike in an address.
@@ -112,17 +115,19 @@ class Entries:
         for name, value in entry.items():
             self.spend()
             role = role_of(name)
-            if role in {Role.LINKS, Role.HARMLESS, Role.INDEX} and not isinstance(value, dict):
+            if role in _SILENT and not isinstance(value, dict):
                 if value is True and plain(name) in _RETRYABLE:
                     seen.setdefault(Outcome.AGAIN, 0)
                 continue
             number: int | None
-            if role in {Role.REFUSED, Role.DENIAL, Role.UNPROCESSED}:
+            if role in _FAILING:
                 outcome, number = failure_of(value)
                 if role is Role.UNPROCESSED and outcome is Outcome.BAD:
                     outcome = Outcome.AGAIN
-                if isinstance(value, dict) and value:
+                if isinstance(value, dict):
                     self._collect(value, depth + 1, seen)
+                elif isinstance(value, list):
+                    self._collect_all(value, depth + 1, seen)
             elif isinstance(value, dict):
                 self._collect(value, depth + 1, seen)
                 continue
@@ -227,7 +232,7 @@ def _flag(value: object) -> Outcome:
     if number is not None:
         return Outcome.BAD if number == 0 else Outcome.GOOD if number == 1 else Outcome.NONE
     outcome, _ = outcome_of(value)
-    return outcome if outcome in {Outcome.GOOD, Outcome.BAD, Outcome.AGAIN} else Outcome.NONE
+    return outcome if outcome in _CLEAR else Outcome.NONE
 
 
 def is_of_field(name: str) -> bool:

@@ -34,6 +34,8 @@ from shipper.delivery.results import ALL_TAKEN, Findings, Results
 
 _STATUS_OF_AGAIN: Final = 503  # of words such as "throttled", which have no number
 _OF_RECORDS: Final = {400, 409, 413, 415, 422}  # of an error that may lie in an event
+_GOOD: Final = frozenset({Outcome.GOOD, Outcome.NONE})
+_BAD: Final = frozenset({Outcome.BAD, Outcome.AGAIN})
 _FLAGS: Final = {"ok", "valid", "isvalid", "ack"}
 
 
@@ -102,9 +104,9 @@ class _Reader:
             outcome = Outcome.BAD if value else Outcome.NONE
         else:
             outcome, _ = outcome_of(value)
-        if outcome in {Outcome.BAD, Outcome.AGAIN} or (outcome is Outcome.UNKNOWN and is_of_field(name)):
+        if outcome in _BAD or (outcome is Outcome.UNKNOWN and is_of_field(name)):
             self._found.note(index, said(value), is_again=outcome is Outcome.AGAIN)
-        elif outcome in {Outcome.GOOD, Outcome.NONE}:
+        elif outcome in _GOOD:
             self._found.keyed_good += 1
         else:
             self._found.note_unclear(name, value, "is not understood")
@@ -162,7 +164,7 @@ class _Reader:
                 index = None
                 if isinstance(entry, dict):
                     outcome, _ = self._entries.outcome_in(entry, depth + 1)
-                    if outcome not in {Outcome.GOOD, Outcome.NONE}:
+                    if outcome not in _GOOD:
                         self._found.note_unclear(name, value, "is not understood")
                     index = self._entries.index_of(entry, depth + 1)
                 elif entry:
@@ -312,9 +314,9 @@ class _Reader:
         good: list[int | None] = []
         bad: set[int | None] = set()
         for (outcome, index), entry in zip(found, value, strict=True):
-            if outcome in {Outcome.GOOD, Outcome.NONE}:
+            if outcome in _GOOD:
                 good.append(index)
-            elif outcome in {Outcome.BAD, Outcome.AGAIN} and not is_count:
+            elif outcome in _BAD and not is_count:
                 bad.add(index)
                 self._found.note(index, said(entry), is_again=outcome is Outcome.AGAIN)
             else:

@@ -21,7 +21,7 @@ from shipper.delivery.credentials import (
 )
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent
 from shipper.delivery.reach import Reach, Result
-from shipper.delivery.verdicts import Action, Verdict, judge
+from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.errors import ConfigError
 from shipper.secrets import LiteralSecret, Secret, SecretReference
 from shipper.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
@@ -219,8 +219,9 @@ class Checkup:
         is_forbidden = verdict.reason == "forbidden"
         is_refused = verdict.action in {Action.BISECT, Action.HALVE}
         # An empty batch may well be refused; then it was looked at. A report is there, or is not.
+        is_denied = bool(probe.body) and verdict.reason == UNREADABLE
         if probe.body:
-            is_taken = is_refused or verdict.action is Action.ACCEPT
+            is_taken = is_refused or is_denied or verdict.action is Action.ACCEPT
         else:
             is_taken = verdict.action is Action.ACCEPT and verdict.status == 200
         request = f"{probe.method} {probe.path}"
@@ -231,6 +232,8 @@ class Checkup:
             self._tell("ok", key, "the subscription key is accepted")
         if is_taken:
             self._tell("ok", "token", "the access token is accepted")
+            if is_denied:
+                self._tell("note", "service", f"{verdict.message}; the answer to records may be another one")
         elif is_forbidden:
             self._tell("fail", "permission", verdict.message)
         elif verdict.action is Action.CHANGE_KEY:

@@ -111,8 +111,8 @@ _QUOTA_ROW: Final = _Row(Action.THROTTLE, "quota", "the quota of the subscriptio
 _ACCEPTED: Final = _Row(Action.ACCEPT)
 _PARTLY: Final = _Row(Action.BISECT, "rejected", "the service refuses a record, and does not name it")
 _HTML: Final = _Row(Action.PAUSE, "html_answer", "a web page answered, not the service; check {section}.base_url")
-_UNREADABLE: Final = "unreadable_answer"
-_BROKEN: Final = _Row(Action.PAUSE, _UNREADABLE, "the service's answer is broken, too long, or of an unknown form")
+UNREADABLE: Final = "unreadable_answer"
+_BROKEN: Final = _Row(Action.PAUSE, UNREADABLE, "the service's answer is broken, too long, or of an unknown form")
 
 _TABLE: Final = {
     400: _REJECTED,
@@ -282,7 +282,7 @@ def _distinct(pairs: list[tuple[str, object]]) -> None:
 
 
 def _unreadable(what: str) -> _Row:
-    return _Row(Action.PAUSE, _UNREADABLE, f"the service's answer is no plain acceptance: {what}")
+    return _Row(Action.PAUSE, UNREADABLE, f"the service's answer is no plain acceptance: {what}")
 
 
 def _refusal(answer: Answer, document: object) -> _Row:

@@ -140,6 +140,7 @@ def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
 # What the service answers ---------------------------------------------------------------------------------------------
 
 QUOTING = b'{"message":"fake-token fake-subscription-key"}'
+DENIALS = (b'{"success":false,"message":"no events"}', b"No events")
 NO_KEY = b'{"message":"Access denied due to invalid subscription key. It is fake-subscription-key."}'
 WAIT = {"Retry-After": "7"}
 UP_TO_SERVICE = {"dns": "ok", "connect": "ok", "tls": "ok", "credentials": "ok"}
@@ -166,6 +167,7 @@ class Case(NamedTuple):
 
 INTAKE = [
     *(Case(Reply(status=status, body=QUOTING), GOOD) for status in (200, 400, 409, 413, 415, 422)),
+    *(Case(Reply(status=200, body=body), {**GOOD, "service": "note"}, "may be another one") for body in DENIALS),
     Case(Reply(status=401, body=NO_KEY), {"key": "fail"}, "intake.subscription_key (HTTP 401"),
     Case(Reply(status=401, body=QUOTING), {"token": "fail"}, "intake.token (HTTP 401"),
     Case(Reply(status=403), {"route": "ok", "key": "ok", "permission": "fail"}, "allowed to do (HTTP 403)"),
