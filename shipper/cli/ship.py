@@ -227,7 +227,7 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
         if not files:
             is_own = Path(path).resolve().is_relative_to(settings.state.directory.resolve()) and os.path.exists(path)
             own = f"{path}: lies in the state directory, which is never read"
-            raise SourceError(own if is_own else patterns.unmatched()[path])
+            raise SourceError(own if is_own else next(iter(patterns.unmatched().values())))
         found |= files
     for each in found.values():
         if why := obstacle(each.path, os.R_OK):

@@ -136,9 +136,7 @@ def _found(path: str, pattern: str) -> Found | None:
 
 
 def _why_nothing(pattern: str) -> str:
-    words = f"no file matches {shown(pattern)}"
-    if not os.path.isabs(pattern):
-        words += f" in {shown(os.getcwd())}"
+    words = f"no file matches {shown(pattern) or repr(pattern)}"
     with suppress(OSError, ValueError):
         folder = fixed_folder(pattern)
         there = next(each for each in (folder, *folder.absolute().parents) if os.path.lexists(each))

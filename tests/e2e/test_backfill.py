@@ -282,7 +282,8 @@ def test_letters_of_an_earlier_run_are_told_for_files_that_have_grown_and_for_ma
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
     assert result.summary
     assert result.summary["message"] == (
-        "own.csv was read in part before; 10 of its records are dead letters: shipper dead-letters replay"
+        f"{shipper.folder}/own.csv was read in part before; 10 of its records are dead letters: "
+        "shipper dead-letters replay"
     )
     result = shipper.backfill("more.csv")
     assert (result.returncode, result.counts()) == (3, (5, 0, 5, 0, 0))

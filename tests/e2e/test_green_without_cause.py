@@ -88,7 +88,7 @@ def test_the_words_say_why_no_file_matches(start: Start, folder: Path, shipper: 
         f"{closed}/*.ndjson": f": {closed} cannot be read: {denied}",
         f"{closed}/below/*": f": {closed} cannot be entered: {denied}",
         f"{folder}/*.csv": "",
-        "below/*.csv": f" in {shipper.folder}: there is no folder below",
+        "below/*.csv": f": there is no folder {shipper.folder}/below",
     }
     settings = {"input.include": json.dumps(list(patterns))}
     running = start(settings=settings, prefix=where_permissions_hold())
@@ -97,7 +97,7 @@ def test_the_words_say_why_no_file_matches(start: Start, folder: Path, shipper: 
     assert admin.metrics()["shipper_patterns_unmatched"] == 5
     unmatched = admin.status()["live"]["unmatched"]
     for words, (pattern, why) in zip(unmatched, patterns.items(), strict=True):
-        assert words.startswith(f"no file matches {pattern}{why}")
+        assert words.startswith(f"no file matches {shipper.folder / pattern}{why}")
     checked = shipper.run("check", settings=settings, prefix=where_permissions_hold()).stdout
     assert all(words in checked for words in unmatched)
     assert running.stop().returncode == 0
