@@ -102,6 +102,7 @@ class Packer:
             await self._flush(batches_tx)
 
         now = anyio.current_time()
+        latest = self._latest()
         offset = chunk.start_offset
         while offset < chunk.end_offset:
             if self._settlement.has_left_chunks or not await self._settlement.room(flush):
@@ -111,7 +112,7 @@ class Packer:
                 offset,
                 room_events=min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream)),
                 room_bytes=self._batcher.room_bytes,
-                latest=latest_timestamp(self._wall_time(), self._records.max_future_seconds),
+                latest=latest,
             )
             if encoded is None:
                 await flush()
@@ -121,6 +122,7 @@ class Packer:
                 while self._batcher.due_at is not None:
                     await flush()
                 await self._hold.wait(halt)
+                latest = self._latest()
                 continue
             if not self._codec.is_current(encoded):  # there was an answer while the service was asked for the time
                 self._codec.forget(encoded)
@@ -133,6 +135,9 @@ class Packer:
             self._batcher.add(encoded, now)
             while self._batcher.is_full or self._batcher.is_congested:
                 await flush()
+
+    def _latest(self) -> str:
+        return latest_timestamp(self._wall_time(), self._records.max_future_seconds)
 
     async def _halt(self, encoded: EncodedChunk) -> Halt | None:
         """Return why a piece with refusals must not be settled; None if it may be."""
