@@ -93,9 +93,12 @@ def _packed(columns: _Columns) -> bytes:
 
 def _unpacked(data: bytes) -> _Columns:
     try:
-        return _decode(zlib.decompress(data))
-    except (zlib.error, msgspec.DecodeError) as error:
+        columns = _decode(zlib.decompress(data))
+    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise sqlite3.DatabaseError(f"a part of its ledger is damaged: {error}") from None
+    if len({len(column) for column in columns}) != 1:
+        raise sqlite3.DatabaseError("a part of its ledger is damaged: its columns differ in length")
+    return columns
 
 
 def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:

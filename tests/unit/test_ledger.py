@@ -7,7 +7,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from datetime import date
 from pathlib import Path
@@ -158,11 +160,24 @@ def test_the_ledger_answers_alike_however_the_counts_are_kept(
     }
 
 
-def test_a_part_of_the_ledger_that_is_damaged_is_an_error_that_says_so(tmp_path: Path):
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        *(lambda data: data[: len(data) // 2], lambda data: data[:-1], lambda data: b"", lambda data: b"\0" * 100),
+        lambda data: zlib.compress(b"\xc1" * 100),
+        lambda data: zlib.compress(msgspec.msgpack.encode([["2026-10-01T00"], [1], [""], ["1"], [1], []])),
+        lambda data: zlib.compress(msgspec.msgpack.encode([["2026-10-01T00"], ["1"], [""], ["1"], [1], [0]])),
+        lambda data: zlib.compress(b"\x96\x91\xa1\xff" + b"\x90" * 5),
+    ],
+)
+def test_a_part_of_the_ledger_that_is_damaged_is_an_error_that_says_so(
+    tmp_path: Path, damaged: Callable[[bytes], bytes]
+):
     with closing(Store(tmp_path)) as store:
         store.save([checkpoint(10, spread(0, 1000))], 1.0)
     with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-        db.execute("UPDATE ledger_parts SET data = substr(data, 1, length(data) / 2)")
+        (data,) = db.execute("SELECT data FROM ledger_parts").fetchone()
+        db.execute("UPDATE ledger_parts SET data = ?", (damaged(data),))
     with pytest.raises(StateError, match="a part of its ledger is damaged"):
         read_ledger(tmp_path)
 
