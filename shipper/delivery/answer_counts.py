@@ -35,7 +35,7 @@ class Counts:
 
     def contradiction(self, *, named: int, unnamed: int, nameless: int, nameless_again: int) -> str:
         """
-        Say what does not add up; empty if all does.
+        Return what does not add up; empty if all does.
 
         Args:
             named: Events that the answer names as not taken.
@@ -52,7 +52,8 @@ class Counts:
         taken = self.taken if self.parts is None else [*self.taken, ("created", self.parts, self.parts)]
         for name, value, number in taken:
             # Those that it had before may be counted among the accepted ones, or beside them.
-            if not any(least <= events - number - beside <= most for beside in (0, known)):
+            left = events - number
+            if not (least <= left <= most or least <= left - known <= most):
                 return f"{described(name, value)} does not add up: {number} of {events} events"
         for name, value, number in self.totals:
             if number != events:

@@ -331,7 +331,7 @@ def count_of(value: object) -> int | None:
 
 
 def described(name: str, value: object, number: int = 0) -> str:
-    """Name a field and its kind, and its number if it is a status; never another value."""
+    """Return a field's name and kind, and its number if it is a status; never another value."""
     kind = next((words for kind, words in _KINDS if isinstance(value, kind)), "null")
     number_said = f", {number}" if 100 <= number < 600 else ""
     return f"{shown(name) if name else 'the whole answer'} ({kind}{number_said})"

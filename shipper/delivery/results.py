@@ -66,6 +66,14 @@ class Findings:
         self.unclear = ""
 
     def note(self, index: int | None, words: str, *, is_again: bool) -> None:
+        """
+        Note an event that was not taken.
+
+        Args:
+            index: None if it is not named.
+            words: What the service says of it.
+            is_again: It is to be sent again.
+        """
         if index is None:
             self.nameless_again += is_again
             self.nameless += not is_again
@@ -75,15 +83,23 @@ class Findings:
             self.rejected.setdefault(index, words)
 
     def deny(self, name: str, value: object, number: int) -> None:
+        """Note a field that says that all failed, and the number that goes with it; 0 if there is none."""
         if not self.denial:
             self.denial = described(name, value, number)
         self.status = self.status or number
 
     def note_unclear(self, name: str, value: object, why: str) -> None:
+        """Note a field that is not understood."""
         if not self.unclear:
             self.unclear = f"{described(name, value)} {why}"
 
     def results(self, disbelieved: set[int]) -> Results:
+        """
+        Sum up what was found.
+
+        Args:
+            disbelieved: Events that were known by an index that is not to be believed.
+        """
         self._disbelieve(disbelieved)
         self.retried.difference_update(self.rejected)
         named = len(self.rejected) + len(self.retried)

@@ -84,7 +84,7 @@ class Shape(NamedTuple):
 
 
 def _one_by_one(ids: list[str], poison: set[int], again: set[int]) -> object:
-    """Give a result for each event, in forms that change from one to the next."""
+    """Return a result for each event, in forms that change from one to the next."""
     good, bad, later = (201, "accepted", "200"), (400, "denied", "422"), (503.0, "429", "unavailable")
     kinds = [bad if index in poison else later if index in again else good for index in range(len(ids))]
     return {"results": [{"EventId": ids[index], "status": kind[index % 3]} for index, kind in enumerate(kinds)]}
