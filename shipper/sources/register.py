@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import structlog
 
+from shipper.errors import StateError
 from shipper.records import Stream
 from shipper.sources.identity import StreamBook
 
@@ -51,8 +52,13 @@ def note_gone(register: StreamRegister, lost: Iterable[Stream], now_s: float) ->
     gone = [stream for stream in lost if not stream.is_gone]
     for stream in gone:
         stream.is_gone = True
-    if gone:
-        register.note(gone, now_s)
+    try:
+        if gone:
+            register.note(gone, now_s)
+    except StateError:  # the disk is full: it is told at the next look
+        for stream in gone:
+            stream.is_gone = False
+        raise
 
 
 def forget_oldest(register: StreamRegister, book: StreamBook, lost: Sequence[Stream]) -> None:

@@ -59,7 +59,9 @@ class Siblings:
             with suppress(OSError):
                 status = os.lstat(path)
                 is_to_see = stat.S_ISREG(status.st_mode) and status.st_size > 0 and pattern in since
-                if is_to_see and status.st_mtime > since[pattern] - _CLOCK_STEP_S:
+                # A beginning that is still to come was told by a clock that was put back: it leaves nothing out.
+                is_younger = is_to_see and not status.st_mtime <= since[pattern] - _CLOCK_STEP_S <= now_s
+                if is_younger:
                     yield Beside(Found(path, (status.st_dev, status.st_ino), status, pattern), is_generation)
 
     def _list(self, folder: str, now_s: float) -> list[tuple[str, str, bool]]:

@@ -250,6 +250,7 @@ EXPORTS: Final[dict[str, Callable[[BackfillLane, Random], bool]]] = {
 
 FILE: Final[dict[str, FileFault]] = {
     "renamed": RunLane.rename,
+    "renamed again and again, unseen": RunLane.rotate_in_a_burst,
     **{f"renamed, then {suffix}": partial(RunLane.rename, suffix=suffix) for suffix in COMPRESSIONS},
     "copied and truncated": RunLane.copy_and_truncate,
     "copied and truncated, then gz": partial(RunLane.copy_and_truncate, suffix="gz"),

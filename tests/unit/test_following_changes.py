@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from shipper.sources.completion import Completion
-from tests.unit.follower_bench import Bench
+from tests.unit.follower_bench import Bench, settle
 
 LATER = 2000.0
 
@@ -203,3 +203,19 @@ def test_a_file_that_begins_like_one_that_has_gone_and_whose_records_end_alike_i
     (bench.folder / "a.log").unlink()
     (bench.folder / "b.log").write_bytes(head + alike(200) + alike(201))
     assert bench.ship(11.0, 12.0, 20.0) == head + alike(200) + alike(201)
+
+
+def test_what_was_cut_off_without_a_copy_stands_in_the_way_only_while_it_is_looked_for(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 200))
+    bench.start("a.log")
+    bench.ship(1.0, 2.0)
+    os.truncate(path, 0)
+    write(path, lines(200, 210))
+    chunks = bench.look(3.0)
+    assert bench.status(LATER).delivered_until != LATER
+    for now in (4.0, 5.0, 12.0, 13.0):
+        chunks += bench.look(now)
+    settle(bench.store, chunks, bench.wall_time)
+    bench.ship(14.0, 15.0)
+    assert bench.status(LATER).delivered_until == LATER

@@ -1,0 +1,49 @@
+"""What lies beside the files that patterns name, and since when it counts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shipper.sources.discovery import Patterns
+from shipper.sources.siblings import Siblings
+from tests.cases import each
+
+SINCE = 1_000_000.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, age_s in (("a.log", 0), ("a.log.1", -5), ("a.log.2", 5), ("a.log.bak", -5)):
+        (tmp_path / name).write_bytes(b"x\n")
+        os.utime(tmp_path / name, (SINCE - age_s, SINCE - age_s))
+    return tmp_path
+
+
+@each(
+    ("now_s", "expected"),
+    [
+        (SINCE + 9, {"a.log.1": True, "a.log.bak": False}),
+        (SINCE - 99, {"a.log.1": True, "a.log.2": True, "a.log.bak": False}),  # the clock was put back
+    ],
+)
+def test_what_was_written_since_the_name_is_followed_is_found(folder: Path, now_s: float, expected: dict[str, bool]):
+    patterns = Patterns([str(folder / "a.log")], own_directory=folder / "state")
+    found = Siblings(patterns).find([str(folder / "a.log")], {patterns.include[0]: SINCE}, now_s)
+    assert {each.found.path.name: each.is_generation for each in found} == expected
+    assert Siblings(patterns).find([], {}, now_s) == [], "nothing is followed yet"
+
+
+def test_a_pattern_names_a_path_as_it_finds_files(folder: Path):
+    (folder / "deep" / "er").mkdir(parents=True)
+    for name in ("deep/b.log", "deep/er/c.log", ".hidden.log", "deep/er/d.txt"):
+        (folder / name).touch()
+    every = [path for path in folder.rglob("*") if path.is_file()]
+    for pattern in ("*.log", "**/*.log", "deep/*", "deep/**", "a.log", "[ab].log*", "*/er/?.log", "deep"):
+        patterns = Patterns([str(folder / pattern)], own_directory=folder / "state")
+        found = {each.name for each in patterns.find()}
+        assert {str(path) for path in every if patterns.naming(str(path))} >= found, pattern
+        if pattern != "deep":
+            assert {str(path) for path in every if patterns.naming(str(path))} == found, pattern
