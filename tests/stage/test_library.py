@@ -625,6 +625,8 @@ def test_a_setting_that_is_missing_is_an_error_on_entering(bench: Bench, run: Ru
         with pytest.raises(ConfigError, match="intake: is missing"):
             async with Shipper(settings):
                 raise AssertionError("entered")
+        assert not bench.state.exists(), "what fails on its configuration creates nothing"
+        bench.state.mkdir(mode=0o700)
         (bench.state / "state.db").write_bytes(b"something else entirely, and long enough to be a database's head")
         with pytest.raises(StateError, match=r"state\.db"):
             async with bench.shipper():
