@@ -226,7 +226,8 @@ class Segments:
             end = 0
             if len(piece) > room:
                 if self.header:
-                    end = max(0, len(piece) - self._open_bytes)
+                    rows_end = len(piece) - self._open_bytes
+                    end = max(0, rows_end) if segment.size + rows_end > len(self.header) else 0  # no header alone
                 else:
                     end = piece.rfind(b"\n", 0, room) + 1 or piece.find(b"\n") + 1
                 piece = piece[:end] or piece
@@ -234,9 +235,9 @@ class Segments:
             written = os.write(self._output, piece)
             crash_point("spool.appended")
             if self.header:
-                rows_end = segment.size + len(self.unwritten) - self._open_bytes
-                if rows_end <= segment.size + written:
-                    segment.whole_bytes = rows_end
+                whole_bytes = segment.size + len(self.unwritten) - self._open_bytes
+                if whole_bytes <= segment.size + written:
+                    segment.whole_bytes = whole_bytes
             elif newline := piece.rfind(b"\n", 0, written) + 1:
                 segment.whole_bytes = segment.size + newline
             segment.size += written
