@@ -44,7 +44,7 @@ def line(number: int) -> bytes:
 LINE_BYTES = len(line(0))
 
 
-async def at_once(function: Callable[..., T], *arguments: Any, limiter: Any) -> T:
+async def at_once(function: Callable[..., T], *arguments: Any, limiter: Any, abandon_on_cancel: bool) -> T:
     """Call what blocks as if a thread did it in no time: virtual time would run away while a real one works."""
     await anyio.lowlevel.checkpoint()
     return function(*arguments)
