@@ -20,6 +20,9 @@ Format = Literal["ndjson", "csv", "batch"]
 # Names of columns, folded to one case, that tell a header from any other first line.
 WIRE_COLUMNS: Final = frozenset(name.casefold() for name in ActivityEvent.__struct_fields__)
 
+# In the spool, behind what is kept of a line that is too long; the length of the whole line follows, once it is known.
+CUT_MARK: Final = b"\0\0cut:"
+
 _BLANKS: Final = b" \t\r\n\0"
 _DELIMITERS: Final = ",;\t|"
 _SNIFFED_BYTES: Final = 65_536
@@ -29,6 +32,7 @@ _KNOWN_COLUMNS_MIN: Final = 2  # a header has more; a line of something else tha
 _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
+_CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
 _TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
 _SCALAR: Final = re.compile(_STRING + rb'|[^",\[\]{}\s]+', re.DOTALL)
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
@@ -234,6 +238,21 @@ def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | N
         return None
     header = head if newline < 0 else head[: newline + 1]
     return CsvRows(header, delimiter or _delimiter_of(header))
+
+
+def cut_record(raw: bytes) -> tuple[bytes, int] | None:
+    """
+    Take the mark of a cut from a record of the spool; None if it has none.
+
+    Returns:
+        What is kept of it, and how long it was; if its end never came, how much of it had come at least.
+    """
+    mark = _CUT.search(raw)
+    if mark is None:
+        return None
+    line_start = raw.rfind(b"\n", 0, mark.start()) + 1  # in a value of CSV that has several lines
+    line_bytes = max(int(mark[1] or 0), mark.start() - line_start + 1)
+    return raw[: mark.start()], line_start + line_bytes + len(raw) - mark.end()
 
 
 def is_object(text: bytes) -> bool:

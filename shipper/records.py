@@ -200,6 +200,7 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
         rule: The rule that it broke, such as `ip`.
         message: What is wrong, in words; never a value of the record.
         raw: The line as it came, without its newline; empty if only its position is known.
+        whole_bytes: The length of the record if `raw` is but its beginning; 0 = it is not cut.
         consumer_id: Decimal digits; empty: what can be read from `raw`.
         status: HTTP status of the refusal; 0 = it was never sent.
         delivery: `invalid` = refused here; `rejected` = refused by the service; `ambiguous` = refused, but an earlier
@@ -219,6 +220,7 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     delivery: DeliveryClass = "invalid"
     attempts: int = 0
     header: bytes = b""
+    whole_bytes: int = 0
 
 
 class Refusal(Struct, frozen=True, kw_only=True):

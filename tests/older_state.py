@@ -2,7 +2,13 @@
 
 from typing import Final
 
-BACK_TO_7: Final = """
+BACK_TO_8: Final = """
+DROP INDEX letters_without_record;
+ALTER TABLE dead_letters DROP COLUMN whole_bytes;
+PRAGMA user_version = 8;
+"""
+BACK_TO_7: Final = f"""
+{BACK_TO_8}
 ALTER TABLE streams DROP COLUMN is_gone;
 ALTER TABLE started_patterns DROP COLUMN started_at;
 PRAGMA user_version = 7;

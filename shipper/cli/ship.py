@@ -114,7 +114,7 @@ def run(
             rotate_wait_s=settings.input.rotate_wait_seconds,
             wall_time=time.time,
             start=settings.input.start,
-            completion=_completion(settings),
+            completion=_completion(settings, state),
             max_open=_descriptors_for_files(),
         )
         followed.append(FilesFollowed(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds))
@@ -188,7 +188,7 @@ def backfill(
             _book(settings, state),
             state.store.streams,
             wall_time=time.time,
-            completion=_completion(settings),
+            completion=_completion(settings, state),
         )
 
     raise typer.Exit(ship("backfill", settings, source, is_one_shot=True, form=form, listen=listen, workers=count))
@@ -263,10 +263,11 @@ def _put_back_unfinished(paths: Iterable[str]) -> None:
     put_back_unfinished(paths)
 
 
-def _completion(settings: Settings) -> Completion:
+def _completion(settings: Settings, state: OpenState) -> Completion:
     from shipper.sources.completion import Completion
 
-    return Completion(settings.input.on_complete, settings.input.completed_directory)
+    needs_input = state.store.letters.needs_input
+    return Completion(settings.input.on_complete, settings.input.completed_directory, is_needed=needs_input)
 
 
 def _spool(settings: Settings, state: OpenState, descriptor: int | None) -> Spool:

@@ -26,7 +26,7 @@ from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.codec.tally import tally
 from shipper.config import RecordsSettings
-from shipper.framing import LINES, CsvRows, Framing
+from shipper.framing import CUT_MARK, LINES, CsvRows, Framing, cut_record
 from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
@@ -218,7 +218,8 @@ class Codec:
             if columns is not None:
                 return _Piece(end, lines, columns, [chunk.start_offset + start], [], [], Changes())
         raws = lines.split(b"\n")
-        return self._sorted_out(raws, _line_offsets(raws, chunk.start_offset + start), end, latest)
+        offsets = _line_offsets(raws, chunk.start_offset + start)
+        return self._sorted_out(raws, offsets, end, latest, may_be_cut=_may_be_cut(chunk, start, end))
 
     def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
         """Judge the next records of an input in which a record is not a line."""
@@ -235,13 +236,23 @@ class Codec:
             end = frame.cut
         else:
             end = len(data)
-        return self._sorted_out(raws, starts, end, latest, framing if isinstance(framing, CsvRows) else None)
+        csv = framing if isinstance(framing, CsvRows) else None
+        return self._sorted_out(raws, starts, end, latest, csv, may_be_cut=_may_be_cut(chunk, start, end))
 
     def _sorted_out(
-        self, raws: list[bytes], offsets: list[int], end: int, latest: str, csv: CsvRows | None = None
+        self,
+        raws: list[bytes],
+        offsets: list[int],
+        end: int,
+        latest: str,
+        csv: CsvRows | None = None,
+        *,
+        may_be_cut: bool = False,
     ) -> _Piece:
         """Bring records into the wire form and part the good ones from the bad ones; `end` is where they end."""
         rejections: list[Rejection] = []
+        if may_be_cut:
+            raws, offsets = _without_cut(raws, offsets, rejections)
         records = _shallow(self._without_blanks(raws, offsets, rejections), rejections)
         changes = Changes()
         if records.raws and csv is not None:
@@ -415,6 +426,26 @@ def _bounds_of(piece: _Piece, origin: int) -> array[int]:
     if not piece.ends:
         return NO_BOUNDS
     return flat_bounds((start - origin, end - origin) for start, end in zip(piece.starts, piece.ends, strict=True))
+
+
+def _may_be_cut(chunk: Chunk, start: int, end: int) -> bool:
+    """Return whether the spool has kept only the beginning of some record."""
+    return chunk.stream.kind == "spool" and chunk.data.find(CUT_MARK, start, end) >= 0
+
+
+def _without_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> tuple[list[bytes], list[int]]:
+    """Refuse the records of which only the beginning is there, whatever it may look like."""
+    left: list[int] = []
+    for index, (raw, offset) in enumerate(zip(raws, offsets, strict=True)):
+        cut = cut_record(raw)
+        if cut is None:
+            left.append(index)
+            continue
+        kept, whole_bytes = cut
+        message = f"{MESSAGES['oversized']}; cut: its first {len(kept):,} of {whole_bytes:,} bytes are kept"
+        refused = Records([offset], [kept], [kept]).refused(0, "oversized", message)
+        rejections.append(replace(refused, end_offset=offset + len(raw), whole_bytes=whole_bytes))
+    return [raws[index] for index in left], [offsets[index] for index in left]
 
 
 def _line_offsets(lines: list[bytes], first: int) -> list[int]:

@@ -22,8 +22,9 @@ from shipper.sources.identity import Place
 
 log = structlog.get_logger("sources")
 
-# It is put away, or somebody else has taken it away; somebody has it open for writing; it is not settled to its end.
-Outcome = Literal["done", "written", "unsettled"]
+# It is put away, or somebody else has taken it away; somebody has it open for writing; it alone holds the record of a
+# dead letter; it is not settled to its end.
+Outcome = Literal["done", "written", "needed", "unsettled"]
 
 _PRIVATE: Final = ".shipper-done"  # ends the name, `.NAME.shipper-done`, of a file that is being put away
 _AT_FDCWD: Final = -100
@@ -40,10 +41,18 @@ class Completion:
     Args:
         action: What to do with a settled file.
         directory: Where to move it.
+        is_needed: Whether a dead letter tells but where its record stands in the stream with this id.
     """
 
-    def __init__(self, action: Literal["keep", "delete", "move"] = "keep", directory: Path | None = None) -> None:
+    def __init__(
+        self,
+        action: Literal["keep", "delete", "move"] = "keep",
+        directory: Path | None = None,
+        *,
+        is_needed: Callable[[int], bool] = lambda _: False,
+    ) -> None:
         self.action = action
+        self._is_needed = is_needed
         self._directory = directory if action == "move" else None
         self._told: set[Place] = set()
 
@@ -84,12 +93,25 @@ class Completion:
         """Return what there is to say against putting a file away; `done` = nothing."""
         if _place_of(path) != stream.place or not _is_settled(descriptor, stream):
             return "unsettled"
-        if not _is_open_for_writing(descriptor):
-            return "done"
-        if stream.place not in self._told:
-            self._told.add(stream.place)
-            log.info("source_still_written", path=shown(path), hint="it goes once nobody has it open for writing")
-        return "written"
+        if _is_open_for_writing(descriptor):
+            if self._is_news(stream):
+                log.info("source_still_written", path=shown(path), hint="it goes once nobody has it open for writing")
+            return "written"
+        if self._is_needed(stream.stream_id):
+            if self._is_news(stream):
+                log.warning(
+                    "source_needed",
+                    path=shown(path),
+                    hint="it alone holds records that were too long to be read; it goes once their dead letters are "
+                    "purged: shipper dead-letters list --reason oversized",
+                )
+            return "needed"
+        return "done"
+
+    def _is_news(self, stream: Stream) -> bool:
+        is_news = stream.place not in self._told
+        self._told.add(stream.place)
+        return is_news
 
     def _put_away(self, private: Path, path: Path, stream: Stream) -> None:
         if self._directory is None:

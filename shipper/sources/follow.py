@@ -413,7 +413,7 @@ class Follower:
             self._book.find_renamed([stream], are_open=True)
         if self._is_to_complete(stream, is_named=is_present):
             outcome = self._completion.complete(stream) if stream.is_settled else "unsettled"
-            if outcome == "written" or not stream.is_settled:
+            if outcome in {"written", "needed"} or not stream.is_settled:
                 return  # it stays open until it goes
             is_present &= outcome != "done"
         if not is_present:

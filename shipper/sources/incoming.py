@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from shipper.errors import SourceError
-from shipper.framing import LINES, CsvRows, Framing
+from shipper.framing import CUT_MARK, LINES, CsvRows, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _BLANKS: Final = b" \t\r\0"
+_MARK_BYTES: Final = 64
 
 
 class Incoming:
@@ -31,13 +32,14 @@ class Incoming:
         self._held = b""  # not given yet: it does not tell the format, or is part of an element
         self._open_row = b""  # given already
         self._open_line_bytes = 0
+        self._is_line_cut = False
         self.header = b""
         self.delimiter = ""
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes were taken and not given yet."""
-        return len(self._held)
+        """How many more bytes may be given than are taken: what is held, and a newline or the mark of a cut."""
+        return len(self._held) + _MARK_BYTES
 
     @property
     def open_bytes(self) -> int:
@@ -67,11 +69,11 @@ class Incoming:
         if isinstance(self._framing, CsvRows):
             return self._take_rows(self._framing, data, is_final=is_final)
         if self._framing is LINES:
-            return self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS))
+            return self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS), is_final=is_final)
         return self._take_elements(self._framing, data, is_final=is_final)
 
     def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
-        data = self._bound_line(data)
+        data = self._bound_line(data, is_final=is_final)
         since_row_end = self._open_row + data
         self._open_row = since_row_end[rows.cut(since_row_end, is_final=is_final) :]
         return data
@@ -90,18 +92,25 @@ class Incoming:
         elements = (data[frame.start : frame.end] for frame in framing.frames(data[:end], 0))
         return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements)
 
-    def _bound_line(self, data: bytes) -> bytes:
+    def _bound_line(self, data: bytes, *, is_final: bool) -> bytes:
         """
-        Cut what an endless line has too much.
+        Cut what an endless line has too much, and mark the cut.
 
         One byte over the limit is kept, so that the codec finds it oversized.
         """
         first = data.find(b"\n")
         part = len(data) if first < 0 else first
         room = max(0, self._max_record_bytes + 1 - self._open_line_bytes)
-        if first < 0:
-            self._open_line_bytes += part
-        else:
+        mark = b""
+        if part > room and not self._is_line_cut:
+            mark, self._is_line_cut = CUT_MARK, True
+        elif not self._is_line_cut:
+            room = part
+        self._open_line_bytes += part
+        if self._is_line_cut and (first >= 0 or is_final):
+            mark += b"%d" % self._open_line_bytes
+            self._is_line_cut = False
+        if first >= 0:
             # Blanks in front of a line, such as a hole in a file, do not count.
             self._open_line_bytes = len(data[data.rfind(b"\n") + 1 :].lstrip(_BLANKS))
-        return data if part <= room else data[:room] + data[part:]
+        return data[:room] + mark + data[part:] if mark or room < part else data

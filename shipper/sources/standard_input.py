@@ -58,7 +58,7 @@ class StandardInput:
         moved = 0
         while moved < _MOVED_BYTES and (not self._can_wait or readable.poll(0)):
             length = segments.read_bytes()
-            segments.reserve(length + self._incoming.held_bytes + 1)  # an element gets a newline
+            segments.reserve(length + self._incoming.held_bytes)
             data = self._read(length)
             self._keep(data, segments)
             if not data:  # the end of the input has ended its last record

@@ -14,7 +14,7 @@ from shipper.state.schema import open_for_reading, understood
 
 _COLUMNS: Final = (
     "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
-    "length(raw), attempts, first_at, last_at"
+    "length(raw), whole_bytes, attempts, first_at, last_at"
 )
 
 
@@ -24,7 +24,8 @@ class DeadLetter(Struct, frozen=True):
 
     Attributes:
         id: Greater ids are younger; never used twice.
-        raw_bytes: Length of the record; 0 if only its position is known.
+        raw_bytes: How much of the record is kept; 0 if only its position is known.
+        whole_bytes: How long the record was, if it is cut; 0 = it is not.
         attempts: How often it was sent or replayed.
         first_at, last_at: When it was refused, seconds since the epoch.
     """
@@ -41,6 +42,7 @@ class DeadLetter(Struct, frozen=True):
     event_id: str
     consumer_id: str
     raw_bytes: int
+    whole_bytes: int
     attempts: int
     first_at: float
     last_at: float
@@ -60,7 +62,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     Attributes:
         since_s, before_s: Bounds of the time of the first refusal, seconds since the epoch; the first one inclusive.
         path: A glob over the whole path; `*` takes slashes, too.
-        has_raw: Whether the record itself is kept, or only its position.
+        is_whole: Whether the record itself is kept, and not only its beginning or its position.
     """
 
     rule: str = ""
@@ -68,7 +70,7 @@ class Selection(Struct, frozen=True, kw_only=True):
     before_s: float | None = None
     path: str = ""
     delivery: str = ""
-    has_raw: bool | None = None
+    is_whole: bool | None = None
 
     def where(self) -> tuple[str, list[str | float]]:
         """Write the condition in SQL, with the values of its parameters."""
@@ -78,7 +80,7 @@ class Selection(Struct, frozen=True, kw_only=True):
             "first_at < ?": self.before_s,
             "path GLOB ?": self.path or None,
             "delivery = ?": self.delivery or None,
-            "(length(raw) > 0) = ?": self.has_raw,
+            "(length(raw) > 0 AND whole_bytes = 0) = ?": self.is_whole,
         }
         asked = {term: value for term, value in terms.items() if value is not None}
         return " AND ".join(asked) or "TRUE", list(asked.values())
@@ -171,6 +173,12 @@ class Letters:
         with understood(self._path):
             row = self._db.execute("SELECT header, raw FROM dead_letters WHERE id = ?", (letter_id,)).fetchone()
             return row and Content(*row)
+
+    def needs_input(self, stream_id: int) -> bool:
+        """Return whether the record of a letter stands in its input alone, of which the position is known."""
+        with understood(self._path):
+            query = "SELECT 1 FROM dead_letters WHERE stream_id = ? AND length(raw) = 0 LIMIT 1"
+            return self._db.execute(query, (stream_id,)).fetchone() is not None
 
     def candidates(self, consumer_id: str) -> list[tuple[int, bool]]:
         """Name the letters of a consumer, and those of nobody knows whom; with whether the consumer is noted."""

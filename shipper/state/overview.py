@@ -92,6 +92,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         at: That moment, seconds since the epoch.
         streams: The one with most lag first.
         dead_letters: How many are kept, by rule.
+        letters_without_record: Of those that are kept, how many tell but where their record stands in its input.
         unreachable_bytes: Of all inputs, ever.
     """
 
@@ -104,6 +105,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     spool: SpoolState = SpoolState()
     dead_letters: dict[str, int] = {}
     dead_letter_bytes: int = 0
+    letters_without_record: int = 0
     unreachable_bytes: int = 0
     unreachable: list[UnreachableInput] = []
 
@@ -172,6 +174,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
             streams=_stream_states(db, at, present),
             spool=_spool_state(db, directory / "spool", at),
             dead_letters=_kept_by_rule(db),
+            letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
             unreachable=[
                 UnreachableInput(*row)
                 for row in db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")

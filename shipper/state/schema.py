@@ -18,7 +18,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
-SCHEMA_VERSION: Final = 8
+SCHEMA_VERSION: Final = 9
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -177,15 +177,20 @@ ALTER TABLE streams ADD COLUMN settled_until REAL;
 {_LEDGER_PARTS}
 {_FOLLOWED}
 """
+_CUT_LETTERS: Final = """
+ALTER TABLE dead_letters ADD COLUMN whole_bytes INTEGER NOT NULL DEFAULT 0; -- of a record that was cut; 0 = it was not
+CREATE INDEX letters_without_record ON dead_letters (stream_id) WHERE length(raw) = 0;
+"""
 _STEPS: Final = {
-    0: _SCHEMA,
-    1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4,
-    2: _FROM_2 + _LEDGER + _FROM_4,
-    3: _LEDGER + _FROM_4,
-    4: _FROM_4,
-    5: _ONCE + _LEDGER_PARTS + _FOLLOWED,
-    6: _LEDGER_PARTS + _FOLLOWED,
-    7: _FOLLOWED,
+    0: _SCHEMA + _CUT_LETTERS,
+    1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4 + _CUT_LETTERS,
+    2: _FROM_2 + _LEDGER + _FROM_4 + _CUT_LETTERS,
+    3: _LEDGER + _FROM_4 + _CUT_LETTERS,
+    4: _FROM_4 + _CUT_LETTERS,
+    5: _ONCE + _LEDGER_PARTS + _FOLLOWED + _CUT_LETTERS,
+    6: _LEDGER_PARTS + _FOLLOWED + _CUT_LETTERS,
+    7: _FOLLOWED + _CUT_LETTERS,
+    8: _CUT_LETTERS,
 }  # by the version that is there
 
 

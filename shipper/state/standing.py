@@ -51,6 +51,7 @@ class StateNow(Struct, frozen=True, kw_only=True):
         stream_count, streams_behind: Of all, and of those that are not settled to their end.
         lag_bytes: Of all files.
         dead_letters: How many are kept, by rule.
+        letters_without_record: How many of them tell but where their record stands in its input.
         unreachable: Inputs that were gone before they were read, the last ones noticed; `unreachable_bytes` is of all.
     """
 
@@ -65,6 +66,7 @@ class StateNow(Struct, frozen=True, kw_only=True):
     spool: SpoolState
     dead_letters: dict[str, int]
     dead_letter_bytes: int
+    letters_without_record: int
     newest_dead_letters: list[NewestLetter]
     unreachable_bytes: int
     unreachable: list[UnreachableInput]
@@ -114,6 +116,7 @@ def in_brief(overview: Overview, letters: list[NewestLetter], streams: int | Non
         spool=overview.spool,
         dead_letters=overview.dead_letters,
         dead_letter_bytes=overview.dead_letter_bytes,
+        letters_without_record=overview.letters_without_record,
         newest_dead_letters=letters,
         unreachable_bytes=overview.unreachable_bytes,
         unreachable=overview.unreachable[-STREAMS_SHOWN:],

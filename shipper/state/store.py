@@ -250,8 +250,8 @@ class Store:
         self.streams.save(stream, checkpoint.end_offset, checkpoint.tail, now_s)
         self._db.executemany(
             "INSERT INTO dead_letters (stream_id, path, start_offset, end_offset, rule, message, status, delivery, "
-            "event_id, consumer_id, header, raw, attempts, first_at, last_at) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "event_id, consumer_id, header, raw, whole_bytes, attempts, first_at, last_at) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     stream.stream_id,
@@ -266,6 +266,7 @@ class Store:
                     rejection.consumer_id or consumer_id_of(rejection.raw),
                     rejection.header,
                     rejection.raw,
+                    rejection.whole_bytes,
                     rejection.attempts,
                     now_s,
                     now_s,

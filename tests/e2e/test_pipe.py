@@ -151,6 +151,61 @@ def test_sigterm_leaves_the_rest_in_the_spool_for_the_next_run(shipper: Shipper,
     assert max(Counter(fake.event_ids()).values()) == 1, "after a clean stop nothing is sent twice"
 
 
+@pytest.mark.parametrize("form", ["ndjson", "csv"])
+def test_a_letter_with_the_beginning_of_a_record_says_so_and_is_never_sent(
+    shipper: Shipper, service: Service, sample: Sample, form: str
+):
+    """Of a row of CSV, the beginning may be a row by itself; of either, the one that is kept is no record."""
+    header, rows = csv_of(sample.lines[:3]) if form == "csv" else (b"", list(sample.lines[:3]))
+    status = json.loads(sample.lines[1])["ConsumerStatus"].encode()
+    whole = rows[1] = rows[1].replace(status, status + b"x" * 3_000_000).rstrip() + b"\n"
+    settings = {"input.format": form}
+    result = shipper.pipe(header + b"".join(rows), settings=settings)
+    assert (result.returncode, result.counts()) == (3, (3, 2, 1, 0, 0))
+    (letter,) = shipper.read_state().dead_letters
+    assert whole.startswith(letter.raw)
+    kept, size = len(letter.raw), len(whole) - 1
+    assert letter.rule == "oversized"
+    assert 262_144 < kept < size
+    words = f"cut: its first {kept:,} of {size:,} bytes"
+    assert words in letter.message
+    assert words in shipper.run("dead-letters", "list").stdout
+    assert words in shipper.run("dead-letters", "show", str(letter.id)).stdout
+    listed = json.loads(shipper.run("dead-letters", "list", "--format", "json").stdout)
+    assert (listed["raw_bytes"], listed["whole_bytes"]) == (kept, size)
+    exported = shipper.run("dead-letters", "export")
+    assert exported.stdout.encode() in {b"", header}
+    assert "cannot be sent or exported" in exported.stderr
+    longer = {"input.max_record_bytes": 10_000_000, "batch.max_bytes": 20_000_000, "records.relax": '["status"]'}
+    replayed = shipper.run("dead-letters", "replay", settings=longer)
+    assert replayed.returncode == 3
+    assert "cannot be sent or exported" in replayed.stderr
+    assert shipper.read_state().dead_letters == (letter,)
+    assert service.stored == 2
+
+
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL"])
+def test_a_record_that_is_cut_while_it_comes_says_so_whatever_ends_the_pipe(
+    shipper: Shipper, service: Service, sample: Sample, ending: str
+):
+    """Though the next run would take records of that length."""
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE)
+    running.stdin.write(sample.lines[0] + b"x" * 2_500_000)
+    running.stdin.flush()
+    running.wait_until(lambda: bytes_waiting(running.stdin) == 0, "everything is read")
+    running.wait_until(lambda: service.stored == 1, "what it kept is in the spool")
+    _ = running.stop() if ending == "SIGTERM" else running.kill()
+    longer = {"input.max_record_bytes": 10_000_000, "batch.max_bytes": 20_000_000}
+    assert shipper.pipe(settings=longer).returncode == 3
+    (letter,) = shipper.read_state().dead_letters
+    assert letter.rule == "oversized"
+    kept = len(letter.raw)
+    assert letter.raw == b"x" * kept
+    assert 262_144 < kept < 2_500_000
+    known = 2_500_000 if ending == "SIGTERM" else kept + 1  # it is that long at least
+    assert f"cut: its first {kept:,} of {known:,} bytes" in letter.message
+
+
 @pytest.mark.parametrize("ending", ["SIGTERM", "SIGKILL", "its end"])
 def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
     shipper: Shipper, service: Service, sample: Sample, ending: str
@@ -179,7 +234,7 @@ def test_rows_behind_a_quote_that_is_never_closed_outlive_every_end_of_the_pipe(
 
 
 @pytest.mark.parametrize("form", ["auto", "batch"])
-@pytest.mark.parametrize("data", [b'{"EventId": "5', b'[{"a": 1}, {"b": "', b"EventId,Co"])
+@pytest.mark.parametrize("data", [b'{"EventId": "5', b'[{"a": 1}, {"b": "', b"EventId,IP,Co"])
 def test_a_torn_first_record_is_not_forgotten_at_sigterm(shipper: Shipper, service: Service, form: str, data: bytes):
     """Whatever it will turn out to be: a line, an element of an array; a header without rows is no record."""
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings={"input.format": form})

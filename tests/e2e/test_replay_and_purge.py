@@ -46,6 +46,30 @@ def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: A
     return run(shipper, "dead-letters", command, *arguments, **options)
 
 
+@pytest.mark.parametrize("action", ["delete", "move"])
+def test_a_file_that_alone_holds_a_refused_record_is_left_alone_until_the_letter_is_purged(
+    shipper: Shipper, service: Service, sample: Sample, action: str
+):
+    file, other = shipper.folder / "a.ndjson", shipper.folder / "b.ndjson"
+    file.write_bytes(sample.lines[0] + b"x" * 3_000_000 + b"\n")
+    other.write_bytes(sample.lines[1] + b"broken\n")
+    settings = {"input.on_complete": action, "input.completed_directory": str(shipper.folder / "done")}
+    if action == "delete":
+        del settings["input.completed_directory"]
+    for number in range(2):
+        result = shipper.backfill(file, *[other][number:], settings=settings)
+        assert result.counts() == ((4, 2, 2, 0, 0) if number == 0 else ZERO)
+        assert file.exists()
+        assert result.stderr.count("source_needed") == 1
+        assert not other.exists(), "its letter has the record"
+    status = shipper.run("status").stdout
+    assert "of 1 only the position is known, and input.on_complete leaves their files alone" in status
+    letters(shipper, "purge", "--reason", "oversized", "--yes")
+    assert shipper.backfill(file, settings=settings).counts() == ZERO
+    assert not file.exists()
+    assert (shipper.folder / "done" / "a.ndjson").exists() == (action == "move")
+
+
 # Replay -------------------------------------------------------------------------------------------------------------
 
 
@@ -61,7 +85,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     assert rehearsal.returncode == 3
     assert "20 dead letters would be sent, 2 would fail again" in rehearsal.stdout
     assert "dead letter 21: " in rehearsal.stdout
-    assert "1 dead letters are known by their position only" in rehearsal.stderr
+    assert "1 dead letters were too long to be kept whole" in rehearsal.stderr
     assert service.counts()["requests"] == 0
 
     some = ("--path", "*/b.ndjson", "--reason", "status", "--limit", "3")
@@ -74,7 +98,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     result = letters(shipper, "replay")
     assert result.returncode == 3
     assert "17 accepted" in result.stderr
-    assert "1 dead letters are known by their position only" in result.stderr
+    assert "1 dead letters were too long to be kept whole" in result.stderr
     service.assert_holds_exactly(sample.ids[:20])
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (23, 20, 3, 0)
@@ -87,7 +111,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
 
     exported = letters(shipper, "export", "--reason", "oversized")
     assert (exported.returncode, exported.stdout) == (0, "")
-    assert "1 dead letters are known by their position only" in exported.stderr
+    assert "1 dead letters were too long to be kept whole" in exported.stderr
     shown = letters(shipper, "show", "23").stdout
     assert "dead letter 23" in shown
     assert "3,000,0" not in shown

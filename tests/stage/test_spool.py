@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from shipper.framing import CUT_MARK
 from shipper.records import Chunk, Marker, Stream
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Spool
@@ -146,8 +147,10 @@ async def test_an_endless_line_is_cut_to_what_tells_that_it_is_too_long(bench: B
         data = b"".join(rx.receive_nowait().data for _ in range(rx.statistics().current_buffer_used))
     long, following, end = data.split(b"\n")
     assert (following, end) == (b"next", b"")
-    assert set(long) == {ord("x")}
-    assert 1000 < len(long) <= 1_050_000, "more than the limit, and not all of the two million"
+    kept, mark, whole_bytes = long.partition(CUT_MARK)
+    assert set(kept) == {ord("x")}
+    assert 1000 < len(kept) <= 1_050_000, "more than the limit, and not all of the two million"
+    assert (mark, int(whole_bytes)) == (CUT_MARK, 2_000_000)
 
 
 async def test_reading_waits_when_the_spool_is_full_until_something_is_settled(bench: Bench):

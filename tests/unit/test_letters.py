@@ -230,9 +230,9 @@ def test_letters_are_found_by_what_is_known_of_them(store: Store):
         (Selection(path="/log/*"), [1, 2]),
         (Selection(path="*.NDJSON"), []),
         (Selection(delivery="rejected"), [3]),
-        (Selection(has_raw=True), [1, 2, 3]),
-        (Selection(has_raw=False), [4]),
-        (Selection(rule="ip", path="/b", has_raw=True), [3]),
+        (Selection(is_whole=True), [1, 2, 3]),
+        (Selection(is_whole=False), [4]),
+        (Selection(rule="ip", path="/b", is_whole=True), [3]),
     ]:
         assert store.letters.ids(selection) == wanted, selection
         assert [letter.id for letter in store.letters.newest(selection, 10)] == wanted[::-1]

@@ -226,7 +226,15 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
     }
     assert set(state) == {
         *("read", "accepted", "dead_lettered", "duplicates", "streams", "stream_count", "streams_behind", "lag_bytes"),
-        *("spool", "dead_letters", "dead_letter_bytes", "newest_dead_letters", "unreachable_bytes", "unreachable"),
+        *(
+            "spool",
+            "dead_letters",
+            "dead_letter_bytes",
+            "letters_without_record",
+            "newest_dead_letters",
+            "unreachable_bytes",
+            "unreachable",
+        ),
     }
 
 

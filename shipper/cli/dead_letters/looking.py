@@ -29,7 +29,7 @@ from shipper.cli.dead_letters.selecting import (
     none_found,
     opened,
     selection_of,
-    tell_position_only,
+    tell_not_whole,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def export(
     Example: shipper dead-letters export --reason ip > ip.ndjson
     """
     selection = selection_of(reason, since, path, delivery)
-    whole = msgspec.structs.replace(selection, has_raw=True)
+    whole = msgspec.structs.replace(selection, is_whole=True)
     settings = prepare(config, overrides, log_level, log_format)
     with opened(settings) as letters:
         if letters is None:
@@ -134,7 +134,7 @@ def export(
                     record = content.raw if header else content.raw.replace(b"\n", b" ")
                     sys.stdout.buffer.write(record + b"\n")
             sys.stdout.buffer.flush()
-        tell_position_only(letters, selection)
+        tell_not_whole(letters, selection)
 
 
 def _common_header(forms: dict[bytes, str]) -> bytes:
@@ -200,7 +200,10 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
         facts["header"] = _text(header)
     lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {plain(value)}" for name, value in facts.items())]
     record = _text(raw) if raw else "(not kept: it was too long to be read; its position is above)"
-    return "\n".join([*lines, f"  {'record:':<14} {len(raw):,} bytes", record, ""])
+    size = f"{len(raw):,} bytes"
+    if letter.whole_bytes:
+        size = f"cut: its first {len(raw):,} of {letter.whole_bytes:,} bytes; it cannot be sent"
+    return "\n".join([*lines, f"  {'record:':<14} {size}", record, ""])
 
 
 def _text(data: bytes) -> str:

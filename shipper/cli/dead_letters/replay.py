@@ -18,7 +18,7 @@ from shipper.cli.dead_letters.selecting import (
     SinceOption,
     opened,
     selection_of,
-    tell_position_only,
+    tell_not_whole,
 )
 from shipper.cli.ship import SummaryOption, checked_form, ship
 from shipper.config import Settings
@@ -73,8 +73,8 @@ def replay(
             f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
         ) from error
     with opened(settings) as letters:
-        has_position_only = letters is not None and tell_position_only(letters, selection)
-    raise typer.Exit(code or (3 if has_position_only else 0))
+        is_some_left = letters is not None and tell_not_whole(letters, selection)
+    raise typer.Exit(code or (3 if is_some_left else 0))
 
 
 def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Callable[[OpenState], Source]:
@@ -86,7 +86,7 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
 
         letters = open_letters(settings.state.directory)
         assert letters is not None, "the store has just made it"
-        ids = state.store.letters.ids(replaced(selection, has_raw=True), limit)
+        ids = state.store.letters.ids(replaced(selection, is_whole=True), limit)
         return Replay(letters, ids, state.next_stream_id, csv_delimiter=settings.input.csv_delimiter)
 
     return source
@@ -96,12 +96,12 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
     """Judge the letters without sending them; returns the exit code."""
     failed: dict[str, list[str]] = {}
     sent = 0
-    has_position_only = False
+    is_some_left = False
     with opened(settings) as letters:
         if letters is not None:
-            ids = letters.ids(replaced(selection, has_raw=True), limit)
+            ids = letters.ids(replaced(selection, is_whole=True), limit)
             sent = _judge(settings, letters, ids, failed)
-            has_position_only = tell_position_only(letters, selection)
+            is_some_left = tell_not_whole(letters, selection)
     count = sum(map(len, failed.values()))
     print(f"{sent:,} dead letters would be sent, {count:,} would fail again")
     for rule, examples in sorted(failed.items()):
@@ -109,7 +109,7 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
         print("\n".join(f"  {example}" for example in examples[:_EXAMPLES_PER_RULE]))
         if len(examples) > _EXAMPLES_PER_RULE:
             print(f"  ... and {len(examples) - _EXAMPLES_PER_RULE:,} more")
-    return 3 if failed or has_position_only else 0
+    return 3 if failed or is_some_left else 0
 
 
 def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> int:

@@ -93,9 +93,12 @@ def by_rule(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
 
 
-def tell_position_only(letters: Letters, selection: Selection) -> bool:
-    """Tell of the letters whose record is not kept, if there are any."""
-    count = sum(letters.count_by_rule(msgspec.structs.replace(selection, has_raw=False)).values())
+def tell_not_whole(letters: Letters, selection: Selection) -> bool:
+    """Say how many letters have only a part of their record, or its position; return whether there are any."""
+    count = sum(letters.count_by_rule(msgspec.structs.replace(selection, is_whole=False)).values())
     if count:
-        say(f"{count:,} dead letters are known by their position only, as they were too long to be read; see: list")
+        say(
+            f"{count:,} dead letters were too long to be kept whole: only the beginning of the record or its position "
+            "is known, so they cannot be sent or exported; see: list --reason oversized"
+        )
     return count > 0

@@ -195,6 +195,8 @@ def remains(seen: Look) -> list[str]:
     by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in overview.dead_letters.items())
     command = f"shipper dead-letters list{on_one_line(seen.options)}"
     letters = f"dead letters: {kept:,} kept" + (f" ({by_rule}); look at them with: {command}" if kept else "")
+    if count := overview.letters_without_record:
+        letters += f"; of {count:,} only the position is known, and input.on_complete leaves their files alone"
     return [*_spool(overview.spool, seen), letters, *unreachable(seen), *not_read(seen)]
 
 
