@@ -186,7 +186,9 @@ class Follower:
             names += self._book.known_paths()
         beside = self._siblings.find(names, self._followed_since, self._finding_at)
         generations = [each.found for each in beside if each.is_generation and self._is_undecided(each.found.place)]
-        self._beside = {each.place for each in generations}
+        # One that has just gone again is still to be told from a copy.
+        held = {file.place for file in self.files if file.new_since is not None}
+        self._beside = {each.place for each in generations} | (self._beside & held)
         self._tell_unknown({each.found.name for each in beside if not each.is_generation}, now)
         return generations
 
