@@ -142,7 +142,8 @@ def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
 def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "bad.ndjson"
     file.write_bytes(b"{}\n" * 4300 + sample.lines[0])
-    result = shipper.backfill(file, settings={"batch.max_events": 1, "state.commit_interval_seconds": 0.2}, limit_s=20)
+    settings = {"batch.max_events": 1, "state.commit_interval_seconds": 0.2, "records.mistake_limit": 0}
+    result = shipper.backfill(file, settings=settings, limit_s=20)
     assert (result.returncode, result.counts()) == (3, (4301, 1, 4300, 0, 0))
     service.assert_holds_exactly(sample.ids[:1])
 
