@@ -34,11 +34,11 @@ def test_every_delimiter_is_refused_by_its_key_or_survives_a_crash(tmp_path: Pat
             continue
         directory = tmp_path / str(number)
         segments = _segments(directory)
-        segments.header, segments.delimiter = f"a{delimiter}b\n".encode(), settings.input.csv_delimiter
+        segments.header, segments.delimiter = f"IP{delimiter}BTag\n".encode(), settings.input.csv_delimiter
         segments.append(f"1{delimiter}2\n".encode())
         segments.close()
         (found,) = _segments(directory)
-        assert found.form == ("csv", delimiter)
+        assert (found.form.format, found.form.csv_delimiter) == ("csv", delimiter)
         kept.append(delimiter)
     assert refusals == {"input.csv_delimiter"}
     assert {",", ";", "\t", "|", " ", "#"} <= set(kept)
