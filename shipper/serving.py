@@ -8,11 +8,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import uvicorn
+from httptools import HttpParserError
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from shipper.addresses import host_of, is_address
 from shipper.errors import ConfigError, ShipperError
@@ -21,6 +23,7 @@ _REFUSAL: Final = (
     "This address answers only requests that name it by an IP address, as localhost, or by a name it knows"
 )
 _NO_SNIFFING: Final = {"X-Content-Type-Options": "nosniff"}
+_PIECE_BYTES: Final = 4096
 _BACKLOG = 2048
 _TICK_SECONDS = 1.0
 _START_LIMIT_SECONDS = 10
@@ -77,6 +80,127 @@ class Server(uvicorn.Server):
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._ending.set)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """
+    uvicorn's protocol, with limits that hold before an application sees anything.
+
+    A request above a limit is refused and its connection closed. Of too many connections, the one that has been idle
+    longest is closed; if none is idle, the one that has been answered longest.
+
+    Attributes:
+        head_bytes: Of the request line and the headers, give or take a piece.
+        head_lines: Headers of a request.
+        body_bytes: Of a request's body, its framing included; 0 refuses all bodies.
+        pipelined: Requests that wait for the answer to one before them.
+        request_seconds: From the connection, or the last answer, to the end of a request.
+        answer_seconds: From there until the client has taken the answer.
+        clients: Connections at a time.
+    """
+
+    head_bytes: ClassVar[int]
+    head_lines: ClassVar[int] = 100
+    body_bytes: ClassVar[int]
+    pipelined: ClassVar[int] = 8
+    request_seconds: ClassVar[float]
+    answer_seconds: ClassVar[float]
+    clients: ClassVar[int]
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._refusal = 400, ""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._begin_head()
+        self._set_deadline()
+        if len(self.connections) > self.clients:
+            others = [each for each in self.connections if isinstance(each, BoundedProtocol) and each is not self]
+            longest = min((each for each in others if each._deadline), key=BoundedProtocol._patience, default=None)
+            if longest is not None:
+                longest._clear_deadline()  # it is still counted for a moment, but is not to be chosen again
+                longest.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a head in pieces, so that a limit is noticed close to where it is passed."""
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            piece = data[start : start + _PIECE_BYTES] if self._in_head else data[start:]
+            start += len(piece)
+            self._bytes += len(piece)
+            if self._in_head and self._bytes > self.head_bytes:
+                self._refusal = 431, f"The head of the request exceeds {self.head_bytes} bytes."
+                self.send_400_response("")
+            elif not self._in_head and self._bytes > self.body_bytes + _PIECE_BYTES:
+                self._refusal = 413, f"The body of the request exceeds {self.body_bytes} bytes."
+                self.send_400_response("")
+            else:
+                super().data_received(piece)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self.head_lines:
+            self._refuse(431, f"The request has more than {self.head_lines} headers.")
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._bytes = False, 0
+        if not self.body_bytes and any(_announces_body(name, value) for name, value in self.headers):
+            self._refuse(413, "Requests with a body are not accepted here.")
+        if len(self.pipeline) >= self.pipelined:
+            self._refuse(429, f"More than {self.pipelined} requests wait for their turn on this connection.")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._begin_head()
+        self._set_deadline()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Write what `_refuse` was given; otherwise what uvicorn says of no HTTP."""
+        status, words = self._refusal
+        text = f"{words or msg}\n".encode("ascii")
+        head = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(text)
+        if self.cycle is None or self.cycle.response_complete:  # otherwise it would stand within another answer
+            self.transport.write(STATUS_LINE[status] + head + text)
+        self.transport.close()
+
+    def _refuse(self, status: int, words: str) -> None:
+        """End the parsing; the protocol then asks for `send_400_response`."""
+        self._refusal = status, words
+        raise HttpParserError(words)
+
+    def _begin_head(self) -> None:
+        self._in_head, self._bytes = True, 0
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _set_deadline(self) -> None:
+        self._clear_deadline()
+        if not self.transport.is_closing():
+            seconds = self.request_seconds if self._is_idle else self.answer_seconds
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _patience(self) -> tuple[bool, float]:
+        """Return what the first to be closed has least of."""
+        return not self._is_idle, self._deadline.when() if self._deadline else 0.0
+
+
+def _announces_body(name: bytes, value: bytes) -> bool:
+    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0") != b"")
 
 
 class HostGuard:

@@ -12,7 +12,6 @@ from typing import Any, Final, NamedTuple, Self
 import anyio
 import msgspec
 from anyio import create_task_group, open_signal_receiver
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from shipper.errors import ConfigError
 from shipper.sandbox.app import create_app
@@ -22,7 +21,7 @@ from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import Repeats, SandboxOptions
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
-from shipper.serving import Server, address_of, listen, running_in_thread
+from shipper.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
 _KEEP_ALIVE_SECONDS: Final = 120  # well above the time that an idle sender keeps a connection
 _GRACE_SECONDS: Final = 3
@@ -136,8 +135,15 @@ class _Server(Server):
         await super().shutdown(sockets)
 
 
-class _Protocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also hands out its transport, for the faults that cut a connection off."""
+class _Protocol(BoundedProtocol):
+    """A protocol that also hands out its transport, for the faults that cut a connection off, or wait for long."""
+
+    head_bytes = 131_072  # the longest token that shipper sends has half of it
+    body_bytes = 256 * 1024 * 1024  # the gateway has a limit of its own, which is lower and told in its way
+    pipelined = 1000
+    request_seconds = 300.0
+    answer_seconds = 86_400.0
+    clients = 512
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

@@ -127,6 +127,50 @@ def test_what_is_no_request_is_answered_or_cut_off_and_costs_nothing(
     assert result.returncode == 0
 
 
+ENDLESS = {
+    "headers": (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n", b"X: " + b"a" * 65_000 + b"\r\n", b"431"),
+    "one header": (b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ", b"a" * 65_000, b"431"),
+    "a path": (b"GET /", b"a" * 65_000, b"431"),
+    "a body": (
+        b"POST /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9999999999\r\n\r\n",
+        b"a" * 65_000,
+        b"413",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_ends_is_read_no_further_than_a_few_buffers(name: str, start: Start):
+    """What is sent beyond the limit lies in the buffers of the two sockets, which hold a few megabytes."""
+    admin = Admin(start())
+    beginning, piece, status = ENDLESS[name]
+    sent, answer = 0, b""
+    with socket.create_connection(_address(admin), timeout=10) as client:
+        with suppress(ConnectionError):
+            client.sendall(beginning)
+            while sent < 256 * 1024 * 1024:
+                sent += client.send(piece)
+        with suppress(ConnectionError):
+            answer = client.recv(1000)
+    assert sent < 64 * 1024 * 1024
+    assert not answer or answer.startswith(b"HTTP/1.1 " + status)
+    assert admin.get("/healthz").status_code == 200
+
+
+def test_a_request_is_refused_with_the_limit_that_it_exceeds(start: Start):
+    address = _address(Admin(start()))
+    own = b"Host: 127.0.0.1"
+    for headers, words in (
+        ([b"X: " + b"a" * 24_000], b"HTTP/1.1 431 ,16384 bytes"),
+        ([b"X: y"] * 100, b"HTTP/1.1 431 ,100 headers"),
+        ([b"Content-Length: 2"], b"HTTP/1.1 413 ,body"),
+        ([b"Transfer-Encoding: chunked"], b"HTTP/1.1 413 ,body"),
+    ):
+        answer = _answer(address, own, *headers)
+        assert all(word in answer for word in words.split(b",")), (headers[0][:40], answer)
+    assert _answer(address, own, b"Cookie: " + b"a" * 12_000).startswith(b"HTTP/1.1 200 ")
+
+
 def _answer(address: tuple[str, int], *headers: bytes, path: bytes = b"/status", version: bytes = b"1.1") -> bytes:
     """Ask with exactly these headers; returns the whole answer."""
     lines = [b"GET " + path + b" HTTP/" + version, *headers, b"Connection: close", b"", b""]

@@ -58,6 +58,29 @@ def test_the_sidecar_reads_on_until_the_application_has_written_its_last_lines(t
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_the_admin_address_of_a_pod_is_closed_to_all_but_the_scrapes(path: Path, tmp_path: Path):
+    """The other ports are the application's, and stay open."""
+    documents = manifests(path)
+    policy = documents["NetworkPolicy"]["spec"]
+    workload = documents.get("CronJob", documents.get("Deployment"))
+    template = workload["spec"].get("jobTemplate", workload)["spec"]["template"]  # type: ignore[index]
+    assert policy["podSelector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress"]
+    pod = template["spec"]
+    ports = {
+        port["name"]: port["containerPort"]
+        for container in [*pod.get("initContainers", ()), *pod["containers"]]
+        for port in container.get("ports", ())
+    }
+    rules = policy.get("ingress", [])
+    named = {port["port"]: rule.get("from", []) for rule in rules for port in rule["ports"]}
+    assert named.keys() == ports.keys(), "what no rule names is closed"
+    listen = settings_of(path, tmp_path).admin.listen
+    for name, sources in named.items():
+        assert bool(sources) == listen.endswith(f":{ports[name]}"), name
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_what_the_settings_of_a_pod_name_is_mounted(path: Path, tmp_path: Path):
     """Each path lies below a mount, the state below a writable one; secrets have the mode that fsGroup makes."""
     settings = settings_of(path, tmp_path)

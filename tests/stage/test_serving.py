@@ -1,0 +1,204 @@
+"""Limits of the addresses that shipper serves at, with real sockets: on requests, answers and connections."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from shipper.serving import BoundedProtocol, Server, listen, running_in_thread
+
+
+class Protocol(BoundedProtocol):
+    head_bytes = 16_384
+    body_bytes = 0
+    request_seconds = 60.0
+    answer_seconds = 60.0
+    clients = 4
+
+
+class Application:
+    """Counts what reaches it; answers at once, except at `/never`."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
+        if scope["path"] == "/never":
+            await anyio.sleep_forever()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+@pytest.fixture
+def application() -> Application:
+    return Application()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@contextmanager
+def served(application: Application, **limits: float) -> Iterator[tuple[str, int]]:
+    protocol = type("Limited", (Protocol,), limits)
+    options = {"http": protocol, "loop": "asyncio", "timeout_graceful_shutdown": 0}
+    with listen("127.0.0.1", 0, key="port") as listener:
+        server = Server(application, **options)
+        with running_in_thread(server, listener, name="test server"):
+            yield listener.getsockname()[:2]
+
+
+def connected(stack: ExitStack, address: tuple[str, int], data: bytes = b"") -> socket.socket:
+    client = stack.enter_context(socket.create_connection(address, timeout=30))
+    client.sendall(data)
+    return client
+
+
+def all_of(client: socket.socket) -> bytes:
+    """Read until the other end closes the connection."""
+    answer = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            answer += piece
+    return answer
+
+
+REFUSED = {
+    "long header": (b"GET / HTTP/1.1\r\nX: " + b"a" * 24_000 + b"\r\n\r\n", b"431"),
+    "long path": (b"GET /" + b"a" * 24_000 + b" HTTP/1.1\r\n\r\n", b"431"),
+    "long name": (b"GET / HTTP/1.1\r\n" + b"a" * 24_000 + b": x\r\n\r\n", b"431"),
+    "many headers": (b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 101 + b"\r\n", b"431"),
+    "body": (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"413"),
+    "body of a GET": (b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\nhello", b"413"),
+    "body without length": (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", b"413"),
+    "body that is asked for": (b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", b"413"),
+    "no HTTP": (b"\0" * 10, b"400"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_request_above_a_limit_is_refused_and_reaches_no_application(
+    name: str, application: Application, stack: ExitStack
+):
+    data, status = REFUSED[name]
+    with served(application) as address:
+        answer = all_of(connected(stack, address, data))
+    assert answer.startswith(b"HTTP/1.1 " + status)
+    assert b"connection: close\r\n" in answer
+    assert application.paths == []
+
+
+def test_a_request_below_the_limits_is_answered_and_the_connection_kept(application: Application, stack: ExitStack):
+    requests = (
+        b"GET /long HTTP/1.1\r\nX: " + b"a" * 12_000 + b"\r\n\r\n",
+        b"GET /many HTTP/1.1\r\n" + b"X: y\r\n" * 100 + b"\r\n",
+        b"POST /empty HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
+    )
+    with served(application) as address:
+        client = connected(stack, address)
+        for number in range(12):
+            client.sendall(requests[number % 3])
+            answer = b""
+            while not answer.endswith(b"\r\n\r\nok"):
+                answer += (piece := client.recv(1000))
+                assert piece, "it was closed"
+    assert application.paths == ["/long", "/many", "/empty"] * 4
+
+
+def test_headers_without_an_end_are_read_no_further_than_the_limit(application: Application, stack: ExitStack):
+    """What a client can send besides lies in the buffers of the two sockets."""
+    piece = b"X-Filler: " + b"a" * 65_000 + b"\r\n"
+    sent = 0
+    with served(application) as address:
+        client = connected(stack, address, b"GET / HTTP/1.1\r\n")
+        with suppress(ConnectionError):
+            while sent < 256 * 1024 * 1024:
+                sent += client.send(piece)
+    assert sent < 64 * 1024 * 1024
+    assert application.paths == []
+
+
+def test_requests_that_wait_for_their_turn_on_a_connection_are_bounded(application: Application, stack: ExitStack):
+    with served(application) as address:
+        client = connected(stack, address)
+        with suppress(ConnectionError):
+            client.sendall(b"GET /never HTTP/1.1\r\n\r\n" + b"GET / HTTP/1.1\r\n\r\n" * 10_000)
+        assert b"200 OK" not in all_of(client)
+    assert application.paths == ["/never"]
+
+
+def test_a_body_is_bounded_where_bodies_are_taken(application: Application, stack: ExitStack):
+    chunk = b"1000\r\n" + b"a" * 4096 + b"\r\n"
+    with served(application, body_bytes=100_000) as address:
+        small = b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n"
+        connected(stack, address, small)
+        client = connected(stack, address, b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        with suppress(ConnectionError):
+            for _ in range(64 * 1024):
+                client.sendall(chunk)
+            pytest.fail("it reads for ever")
+    assert application.paths == ["/never", "/never"]
+
+
+def test_trailers_without_an_end_are_bounded(application: Application, stack: ExitStack):
+    with served(application, body_bytes=100_000_000) as address:
+        client = connected(stack, address, b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        with suppress(ConnectionError):
+            for _ in range(64 * 1024):
+                client.sendall(b"X: y\r\n" * 1000)
+            pytest.fail("it reads for ever")
+
+
+def test_a_head_that_drips_is_cut_off_however_steadily(application: Application, stack: ExitStack):
+    with served(application, request_seconds=0.3) as address:
+        client = connected(stack, address, b"GET / HTTP/1.1\r\nX: ")
+        client.settimeout(0.02)
+        drops = 0
+        while True:
+            try:
+                if client.recv(100) == b"":
+                    break
+            except TimeoutError:
+                with suppress(ConnectionError):
+                    client.sendall(b"x")
+            except ConnectionError:
+                break
+            drops += 1
+            assert drops < 3000, "it waits for ever"
+    assert application.paths == []
+
+
+@pytest.mark.parametrize("data", [b"", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing asked", "kept after an answer"])
+def test_an_idle_connection_is_closed(data: bytes, application: Application, stack: ExitStack):
+    with served(application, request_seconds=0.2) as address:
+        answer = all_of(connected(stack, address, data))
+    assert answer.endswith(b"ok") == bool(data)
+
+
+def test_an_answer_that_is_never_taken_costs_its_connection_after_a_while(application: Application, stack: ExitStack):
+    with served(application, answer_seconds=0.2) as address:
+        assert all_of(connected(stack, address, b"GET /never HTTP/1.1\r\n\r\n")) == b""
+    assert application.paths == ["/never"]
+
+
+@pytest.mark.parametrize("beginning", [b"", b"GET / HTTP/1.1\r\nX: ", b"GET /never HTTP/1.1\r\n\r\n"])
+def test_of_too_many_connections_the_oldest_goes_and_the_newest_is_answered(
+    beginning: bytes, application: Application, stack: ExitStack
+):
+    """Also where all of them are being answered, as they are by a client that reads nothing."""
+    with served(application) as address:
+        held = [connected(stack, address, beginning) for _ in range(4)]
+        client = connected(stack, address, b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n")
+        assert all_of(client).endswith(b"ok")
+        assert all_of(held[0]) == b""
+        held[1].settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            held[1].recv(1)
