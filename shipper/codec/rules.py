@@ -68,7 +68,8 @@ NESTING_MAX: Final = 200
 
 # Of 13 names and 11 strings. Only a repeated key, an unknown field or an escape can add to those of a valid record.
 _QUOTES: Final = 48
-_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string without an end reaches to the end of the bytes, so that each quote is looked at once.
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"{}[]"))
 _DIGITS: Final = b"0123456789"
 _TO_FIVE: Final = b"012345"
