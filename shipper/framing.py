@@ -29,7 +29,7 @@ _SNIFFED_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 1024
 _KNOWN_COLUMNS_MIN: Final = 2  # a header has more; a line of something else that is cut at commas has none
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
-_QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
+_QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"(?!")'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
 _CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
@@ -117,15 +117,17 @@ class CsvRows:
     def __init__(self, header: bytes, delimiter: str) -> None:
         self.header = header
         self.delimiter = delimiter
+        self._mark = delimiter.encode()
         text = header.removeprefix(codecs.BOM_UTF8).decode("utf-8", "backslashreplace")
         try:
             self.names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
         except csv.Error:
             self.names = []  # so that no row has as many values
         self.repeated = _repeated(self.names)
-        mark = re.escape(delimiter.encode())
+        mark = re.escape(self._mark)
         value = rb'(?:%b|(?!")[^%b\n]*)' % (_QUOTED, mark)
-        self._row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|$)" % (value, mark, value))
+        # The group is missing if the values end with something that does not end a row.
+        self._row = re.compile(rb"%b(?:%b%b)*(\r?(?:\n|\Z))?" % (value, mark, value))
 
     def __repr__(self) -> str:
         return f"<CsvRows {len(self.names)} columns>"
@@ -137,26 +139,41 @@ class CsvRows:
         if not _may_have_newlines_in_quotes(data[:end]):
             return end
         end = 0
-        while end < len(data):
-            row = self._row.match(data, end)
-            if row is None and len(data) - end < _QUOTED_BYTES_MAX:
-                break  # a quote that is open: it may be closed by what follows
-            row_end = row.end() if row else data.find(b"\n", end) + 1
-            if not data.endswith(b"\n", end, row_end):
-                break
-            end = row_end
+        for row in self._rows(data, 0, is_final=False):
+            end = row.cut
         return end
 
     def frames(self, data: bytes, start: int) -> Iterator[Frame]:
         if not _may_have_newlines_in_quotes(data[start:]):
-            yield from LINES.frames(data, start)
-            return
+            return LINES.frames(data, start)
+        return self._rows(data, start, is_final=True)
+
+    def _rows(self, data: bytes, start: int, *, is_final: bool) -> Iterator[Frame]:
+        """
+        Find the rows; unless it is final, stop in front of one that may go on behind the data.
+
+        What is no row by the rules is a line, so that the rows behind it are found again. A row that fails has had each
+        newline up to its fault within quotes. Another one that comes to such a newline within quotes fails at the same
+        fault, so it is matched against its first line alone: the bytes up to a fault are looked at twice, not once for
+        each of their lines.
+        """
+        fault, is_open = start, False
         while start < len(data):
-            row = self._row.match(data, start)
-            newline = data.find(b"\n", start)
-            # What is no row by the rules is a line, so that the rows behind it are found again.
-            end = row.end() if row else newline + 1 or len(data)
-            yield Frame(start, end - data.endswith(b"\n", start, end), end)
+            end = line_end = data.find(b"\n", start) + 1 or len(data)
+            is_known = line_end <= fault
+            row = self._row.match(data, start, line_end if is_known else len(data))
+            if row is not None and row.lastindex:
+                end = row.end()
+            else:
+                opens = row is None or data.startswith(self._mark, row.end())
+                if not is_known:
+                    fault, is_open = len(data) if row is None or opens else row.end(), opens
+                if opens and is_open and not is_final and len(data) - start < _QUOTED_BYTES_MAX:
+                    return  # the quote may be closed by what follows
+            is_ended = data.endswith(b"\n", start, end)
+            if not is_ended and not is_final:
+                return
+            yield Frame(start, end - is_ended, end)
             start = end
 
 

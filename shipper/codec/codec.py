@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
@@ -26,7 +26,7 @@ from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.codec.tally import tally
 from shipper.config import RecordsSettings
-from shipper.framing import CUT_MARK, LINES, CsvRows, Framing, cut_record
+from shipper.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
 from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
@@ -60,6 +60,15 @@ class _Piece(NamedTuple):
         return len(self.columns.event_ids) + len(self.rejections)
 
 
+class _Walk(NamedTuple):
+    """What no piece of a chunk has taken yet, so that the chunk is not searched again for each piece."""
+
+    chunk: Chunk
+    start: int
+    first: Frame
+    others: Iterator[Frame]
+
+
 class Codec:
     """
     Validates chunks for one pipeline.
@@ -90,6 +99,7 @@ class Codec:
         self.changes = Changes()
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
+        self._walk: _Walk | None = None
 
     def encode(
         self, chunk: Chunk, offset: int, *, room_events: int, room_bytes: int, latest: str
@@ -224,18 +234,24 @@ class Codec:
     def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
         """Judge the next records of an input in which a record is not a line."""
         data, framing = chunk.data, chunk.stream.framing
-        start = first_record(chunk, start)
+        end = start = first_record(chunk, start)
         raws: list[bytes] = []
         starts: list[int] = []
-        end = start
-        for frame in framing.frames(data, start):
-            if len(raws) == room_events:
-                break
+        walk, self._walk = self._walk, None
+        if walk is not None and walk.chunk is chunk and walk.start == start:
+            frame, frames = walk.first, walk.others
+        else:
+            frames = framing.frames(data, start)
+            frame = next(frames, None)
+        while frame is not None and len(raws) < room_events:
             raws.append(data[frame.start : frame.end])
             starts.append(chunk.start_offset + frame.start)
             end = frame.cut
-        else:
+            frame = next(frames, None)
+        if frame is None:
             end = len(data)
+        else:
+            self._walk = _Walk(chunk, end, frame, frames)
         csv = framing if isinstance(framing, CsvRows) else None
         return self._sorted_out(raws, starts, end, latest, csv, may_be_cut=_may_be_cut(chunk, start, end))
 

@@ -2,13 +2,92 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import rules
+from shipper.framing import CsvRows, Frame
 from tests.cases import each
+
+
+class CountingPattern:
+    """
+    A compiled pattern that counts how many bytes its matches look at.
+
+    Attributes:
+        looked_at: A match that fails has looked at all that it was given.
+    """
+
+    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+        self._pattern = pattern
+        self.looked_at = 0
+
+    def match(self, data: bytes, start: int, end: int) -> re.Match[bytes] | None:
+        found = self._pattern.match(data, start, end)
+        self.looked_at += (found.end() if found else end) - start
+        return found
+
+
+def rows_that_count() -> tuple[CsvRows, CountingPattern]:
+    rows = CsvRows(b"a,b,c\n", ",")
+    counting = CountingPattern(rows._row)
+    rows._row = counting  # type: ignore[assignment]
+    return rows, counting
+
+
+STRAY_QUOTES = [
+    (b'a","\n', b""),  # opens a quote, and one that is open is closed and opened again
+    (b'a","\n', b'"x'),
+    (b'a",","\n', b""),
+    (b'"\n', b""),
+    (b'""\n', b'"'),
+    (b'"a""\n', b""),
+    (b'x","y\n""\n', b'"z'),
+    (b'","\n', b'"x'),
+    (b'"a"b\n', b""),
+    (b',"', b"\n"),
+    (b'""', b"\n\n"),
+]
+
+
+@each(("line", "end"), STRAY_QUOTES)
+def test_rows_with_stray_quotes_are_looked_at_a_fixed_number_of_times(line: bytes, end: bytes):
+    for size in (20_000, 40_000, 280_000):  # the last is more than a quote may hold open
+        data = b'"\n' + (line * size)[:size] + end
+        rows, counting = rows_that_count()
+        cut = rows.cut(data, is_final=False)
+        frames = list(rows.frames(data, 0))
+        assert cut <= len(data) == frames[-1].cut
+        assert counting.looked_at <= 6 * len(data), f"of {len(data)} bytes"
+
+
+def rows_tried_one_by_one(rows: CsvRows, data: bytes) -> Iterator[Frame]:
+    """What the rows are, however long it takes: each start is matched against all that follows."""
+    value = rb'(?:"[^"]*(?:""[^"]*)*"(?!")|(?!")[^,\n]*)'
+    row = re.compile(rb"%b(?:,%b)*\r?(?:\n|\Z)" % (value, value))
+    start = 0
+    while start < len(data):
+        found = row.match(data, start)
+        end = found.end() if found else data.find(b"\n", start) + 1 or len(data)
+        yield Frame(start, end - data.endswith(b"\n", start, end), end)
+        start = end
+
+
+@given(st.text(st.sampled_from('a",\r\n'), max_size=40).map(str.encode))
+def test_what_is_known_of_a_fault_changes_no_row(data: bytes):
+    rows = CsvRows(b"a,b,c\n", ",")
+    assert list(rows._rows(data, 0, is_final=True)) == list(rows_tried_one_by_one(rows, data))
+
+
+def test_a_row_with_a_fault_does_not_hold_back_those_behind_it():
+    rows = CsvRows(b"a,b,c\n", ",")
+    data = b'1,"2"x,"3\n4,5,6\n'
+    assert rows.cut(data, is_final=False) == len(data)
+    assert rows.cut(b'1,"2,3\n4,5,6\n', is_final=False) == 0, "an open quote may still be closed"
 
 
 @given(st.binary(max_size=60) | st.text(st.sampled_from('"\\a{['), max_size=60).map(str.encode))
