@@ -184,7 +184,8 @@ class _Reader:
 
     def _counted(self, name: str, value: object) -> int | None:
         number = count_of(value)
-        if number is None and isinstance(value, int | float) and not isinstance(value, bool):
+        is_number = isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal())
+        if number is None and is_number and not isinstance(value, bool):
             self._found.note_unclear(name, value, "is no number of events")
         return number
 

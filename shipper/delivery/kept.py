@@ -17,7 +17,8 @@ import httpcore
 import httptools
 
 _READ_BYTES: Final = 65_536
-_HEAD_MAX_BYTES: Final = 65_536  # of an answer: status line and headers
+HEAD_MAX_BYTES: Final = 65_536  # of an answer: status line and headers, and what informational ones come before it
+FRAMING: Final = 8  # bytes that may frame a byte of the body: in chunks of one byte, it is six
 
 
 class Message(NamedTuple):
@@ -120,7 +121,7 @@ class _Answer:
         self.has_head = False
         self.is_complete = False
         self.is_followed = False
-        self._head_bytes = 0
+        self._bytes = 0
         self._parser = httptools.HttpResponseParser(self)
 
     @property
@@ -135,7 +136,7 @@ class _Answer:
     def feed(self, data: bytes) -> None:
         """
         Raises:
-            httpcore.RemoteProtocolError: It is cut off, or no HTTP.
+            httpcore.RemoteProtocolError: It is cut off, or no HTTP, or far more than its body.
         """
         if not data:
             raise httpcore.RemoteProtocolError("the connection was closed before the whole answer had come")
@@ -145,10 +146,9 @@ class _Answer:
             if not self.is_complete:
                 raise NotHttpError("what came is not HTTP") from None
             self.is_followed = True
-        if not self.has_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_MAX_BYTES:
-                raise httpcore.RemoteProtocolError("the head of the answer does not end")
+        self._bytes += len(data)
+        if not self.is_complete and self._bytes > HEAD_MAX_BYTES + (1 + FRAMING) * self.size:
+            raise httpcore.RemoteProtocolError("the head, a chunk's or the trailers of the answer do not end")
 
     def on_message_begin(self) -> None:
         if self.is_complete:

@@ -91,7 +91,7 @@ class Line:
         """
         if self._kept is not None and not self._kept.is_silent:
             await self.aclose()
-        self._progress.begin()
+        self._progress.begin(max_answer_bytes)
         kept, target = self._kept, _parsed(url)
         try:
             with anyio.fail_after(self._limit_s):
@@ -135,7 +135,7 @@ class Line:
         stream = response.extensions.get("network_stream")
         if not self._progress.is_reused and stream is not None:
             self.certificate_expires_at = certificate_expiry(told_by(stream, "ssl_object"))
-        self._progress.end(stream)
+        self._progress.end()
         version = response.extensions.get("http_version", b"").decode().removeprefix("HTTP/")
         is_last = len(answer_body) >= max_answer_bytes or not is_kept(version, answer_headers)
         if self._keeps and stream is not None and not is_last:

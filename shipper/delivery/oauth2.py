@@ -12,7 +12,7 @@ import msgspec
 
 from shipper.config import OAuth2Settings
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.token_sources import NoTokenError, Reason, Token, expiring, expiry_claim
+from shipper.delivery.token_sources import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring, expiry_claim
 from shipper.delivery.verdicts import Answer
 from shipper.delivery.waits import asked_wait_s
 from shipper.errors import ConfigError
@@ -171,7 +171,7 @@ def _expires_in(document: dict[str, Any]) -> float | None:
         written = float(written)
     if isinstance(written, bool) or not isinstance(written, int | float) or not 0 < written < math.inf:
         return None
-    return float(written)
+    return float(min(written, LIFETIME_MAX_S))  # some whole numbers are too large for a float
 
 
 def _claimed_lifetime_s(token: str, wall_since: float) -> float | None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
+
+import httpcore
+
+from shipper.delivery.kept import FRAMING, HEAD_MAX_BYTES
 
 
 class Stage(Enum):
@@ -35,10 +40,18 @@ class Progress:
         self.is_answering = False
         self.socket: Any = None
         self._has_proxy = has_proxy
+        self._room: float = math.inf  # bytes of the answer that may still come
+        self._room_for_body: float = math.inf
 
-    def begin(self) -> None:
-        """A request begins; if no connection is opened for it, it goes straight out."""
+    def begin(self, max_answer_bytes: float = math.inf) -> None:
+        """
+        A request begins; if no connection is opened for it, it goes straight out.
+
+        Args:
+            max_answer_bytes: The body of the answer is read up to here.
+        """
         self.stage, self.is_at_proxy, self.is_answering = Stage.REQUEST, False, False
+        self._room, self._room_for_body = math.inf, HEAD_MAX_BYTES + (1 + FRAMING) * max_answer_bytes
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
         """Take in what the transport does: the `trace` extension of httpcore."""
@@ -46,6 +59,9 @@ class Progress:
             self.stage, self.is_at_proxy, self.is_reused = Stage.CONNECT, self._has_proxy, False
         elif event == "connection.connect_tcp.complete":
             self.socket = info["return_value"]
+            self._watch(self.socket)
+        elif event.endswith(".start_tls.complete"):
+            self._watch(info["return_value"])
         elif event == "connection.start_tls.started":
             self.stage = Stage.HANDSHAKE
         elif event == "proxy.start_tls.started":
@@ -53,23 +69,30 @@ class Progress:
         elif event == "http11.send_request_headers.started":
             self.is_at_proxy = info["request"].method == b"CONNECT"
             self.stage = Stage.TUNNEL if self.is_at_proxy else Stage.REQUEST
+        elif event == "http11.receive_response_headers.started":
+            self._room = HEAD_MAX_BYTES
+        elif event == "http11.receive_response_headers.complete":
+            self._room = self._room_for_body
 
-    def end(self, stream: Any) -> None:
-        """
-        An answer has come.
-
-        Args:
-            stream: What it was read from: the `network_stream` of httpcore. From the first answer on it is watched, as
-                an answer that is cut off and one that never began end with the same error.
-        """
-        if self.is_reused or stream is None:
-            return
+    def end(self) -> None:
+        """An answer has come."""
         self.is_reused = True
+
+    def _watch(self, stream: Any) -> None:
+        """
+        Watch what is read from a connection.
+
+        An answer that is cut off and one that never began end with the same error of the library. And the library reads
+        informational answers, of which none needs be the last, and what stands beside the chunks of a body for ever.
+        """
         read = stream.read
 
         async def watched(*args: Any, **options: Any) -> bytes:
+            if self._room <= 0:
+                raise httpcore.RemoteProtocolError("the answer does not end")
             data: bytes = await read(*args, **options)
             self.is_answering |= bool(data)
+            self._room -= len(data)
             return data
 
         stream.read = watched

@@ -18,7 +18,7 @@ from shipper.secrets import Secret, SecretReference, check_secret, fetch_secret,
 
 _FILE_LOOK_INTERVAL_S: Final = 1.0
 _MARGIN_S: Final = 60.0
-_LIFETIME_MAX_S: Final = 10 * 366 * 86_400.0  # a number beyond it is a mistake, and no clock could wait for it
+LIFETIME_MAX_S: Final = 10 * 366 * 86_400.0  # a number beyond it is a mistake, and no clock could wait for it
 
 Reason = Literal["token_endpoint", "token", "credentials"]
 
@@ -104,7 +104,7 @@ def expiring(value: str, lifetime_s: float, *, since: float, wall_since: float, 
         wall_since: The same moment, seconds since the epoch.
         is_sure: Whether it must not be used after its end.
     """
-    lifetime_s = min(lifetime_s, _LIFETIME_MAX_S)
+    lifetime_s = min(lifetime_s, LIFETIME_MAX_S)
     # The quarter is for tokens that live for seconds: they are not to be refreshed all the time.
     margin_s = min(max(_MARGIN_S, 0.1 * lifetime_s), lifetime_s / 4)
     return Token(value, since + lifetime_s, since + lifetime_s - margin_s, wall_since + lifetime_s, not is_sure)

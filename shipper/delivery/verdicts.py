@@ -230,6 +230,8 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
         return _HTML
     if answer.content_type.endswith("problem+json"):
         return _unreadable("its type is that of an error")
+    if len(answer.body) >= ANSWER_BYTES:  # the rest of it was not read
+        return _BROKEN
     if not start:
         return _BROKEN if answer.status in _PARTIAL else None
     if not is_text:
