@@ -119,7 +119,10 @@ class Batcher:
             self._events += len(chunk.event_ids)
             self._parts.append((chunk.span, range(len(chunk.event_ids))))
             self._uncollected_event_ids.append(chunk.event_ids)
-            self._consumer_ids = self._consumer_ids | consumer_ids if self._consumer_ids else consumer_ids
+            if self._consumer_ids:
+                self._consumer_ids |= consumer_ids
+            else:
+                self._consumer_ids = consumer_ids
             self._note_arrival(now)
             return
         events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)

@@ -33,6 +33,7 @@ _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"(?!")'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
 _CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
+_USUAL_OBJECT_BYTES: Final = 2_048  # of an element; one that is longer is read bracket by bracket
 _TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
 _SCALAR: Final = re.compile(_STRING + rb'|[^",\[\]{}\s]+', re.DOTALL)
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
@@ -308,7 +309,7 @@ def _end_of_value(data: bytes, start: int) -> int | None:
         if scalar is None:
             return None if data.startswith(b'"', start) else start + 1
         return scalar.end() if scalar.end() < len(data) else None
-    end = data.find(b"}", start) + 1
+    end = data.find(b"}", start, start + _USUAL_OBJECT_BYTES) + 1
     if (
         end
         and data.rfind(b"{", start, end) == start

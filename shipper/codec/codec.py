@@ -65,7 +65,7 @@ class _Walk(NamedTuple):
 
     chunk: Chunk
     start: int
-    first: Frame
+    first: Frame | None
     others: Iterator[Frame]
 
 
@@ -238,11 +238,10 @@ class Codec:
         raws: list[bytes] = []
         starts: list[int] = []
         walk, self._walk = self._walk, None
-        if walk is not None and walk.chunk is chunk and walk.start == start:
-            frame, frames = walk.first, walk.others
-        else:
+        if walk is None or walk.chunk is not chunk or walk.start != start:
             frames = framing.frames(data, start)
-            frame = next(frames, None)
+            walk = _Walk(chunk, start, next(frames, None), frames)
+        frame, frames = walk.first, walk.others
         while frame is not None and len(raws) < room_events:
             raws.append(data[frame.start : frame.end])
             starts.append(chunk.start_offset + frame.start)

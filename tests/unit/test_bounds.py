@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import rules
-from shipper.framing import CsvRows, Frame
+from shipper.framing import BatchElements, CsvRows, Frame
 from tests.cases import each
 
 
@@ -63,6 +63,39 @@ def test_rows_with_stray_quotes_are_looked_at_a_fixed_number_of_times(line: byte
         frames = list(rows.frames(data, 0))
         assert cut <= len(data) == frames[-1].cut
         assert counting.looked_at <= 6 * len(data), f"of {len(data)} bytes"
+
+
+class CountingBytes(bytes):
+    """
+    Bytes that count how many of them are searched.
+
+    Attributes:
+        looked_at: A search that fails has looked at all that it was given.
+    """
+
+    looked_at: int
+
+    def __new__(cls, data: bytes) -> CountingBytes:
+        made = super().__new__(cls, data)
+        made.looked_at = 0
+        return made
+
+    def find(self, sought: Any, start: Any = None, end: Any = None) -> int:
+        found = super().find(sought, start, end)
+        self.looked_at += (len(self) if end is None else min(end, len(self))) - (start or 0)
+        return found
+
+    def rfind(self, sought: Any, start: Any = None, end: Any = None) -> int:
+        self.looked_at += (len(self) if end is None else min(end, len(self))) - (start or 0)
+        return super().rfind(sought, start, end)
+
+
+@each("element", [b"[1],", b"{],", b"{[],", b"{},", b'{"a":"\\"},', b'"a",', b"1,", b"]}{", b"[]\n"])
+def test_elements_without_the_brace_that_is_looked_for_do_not_have_it_looked_for_in_all_that_follows(element: bytes):
+    for size in (50_000, 100_000, 200_000):
+        data = CountingBytes(b"[" + (element * size)[:size])
+        elements = list(BatchElements().frames(data, 0))
+        assert data.looked_at <= 2_048 * len(elements)
 
 
 def rows_tried_one_by_one(rows: CsvRows, data: bytes) -> Iterator[Frame]:
