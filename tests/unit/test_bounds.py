@@ -91,11 +91,11 @@ class CountingBytes(bytes):
 
 
 @each("element", [b"[1],", b"{],", b"{[],", b"{},", b'{"a":"\\"},', b'"a",', b"1,", b"]}{", b"[]\n"])
-def test_elements_without_the_brace_that_is_looked_for_do_not_have_it_looked_for_in_all_that_follows(element: bytes):
+def test_the_end_of_an_element_is_not_searched_in_all_that_follows(element: bytes):
     for size in (50_000, 100_000, 200_000):
         data = CountingBytes(b"[" + (element * size)[:size])
         elements = list(BatchElements().frames(data, 0))
-        assert data.looked_at <= 2_048 * len(elements)
+        assert data.looked_at <= 2_048 * (len(elements) + 1)
 
 
 def rows_tried_one_by_one(rows: CsvRows, data: bytes) -> Iterator[Frame]:
