@@ -20,6 +20,7 @@ Where to look; imports go down this list only, and the packages of one line do n
     config      every key; `settings_sources` reads them, `settings_schema` knows their types
     serving     a socket, and a server in a thread, for the sandbox and the admin address
     secrets, addresses                           references to secrets; addresses and names of hosts
+    programs                                     what the programs that settings name are given, and how they are ended
     records, wire, errors                        the values that flow; the service's documents; what goes wrong
     telemetry   open to all: logs, and the snapshot that a running shipper makes of itself every second
 """

@@ -17,7 +17,6 @@ import shutil
 import signal
 import stat
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from subprocess import DEVNULL
 from typing import Annotated, Final
@@ -26,6 +25,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from shipper.errors import ConfigError
+from shipper.programs import signal_group, small_environment
 
 MAX_SECRET_BYTES: Final = 65_536
 COMMAND_LIMIT_S: Final = 30.0
@@ -120,7 +120,8 @@ def resolve_secret(
     Returns:
         The secret, without trailing line ends; no control characters, no blanks around it, not empty.
     Raises:
-        ConfigError: The variable or file is missing, the file is open to others, or the value is unfit.
+        ConfigError: The variable or file is missing, the file is open to others or belongs to another user than this
+            one and root, or the value is unfit.
     """
     if isinstance(secret, LiteralSecret):
         return _checked(secret.reveal(), "the literal", key, is_for_header)
@@ -179,7 +180,9 @@ async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
 
     with anyio.CancelScope(shield=True):  # what has been started by then would be nobody's
         # A session of its own, so that what it started can be ended with it; its complaints may hold secrets, too.
-        process = await anyio.open_process(command, stdin=DEVNULL, stderr=DEVNULL, start_new_session=True)
+        process = await anyio.open_process(
+            command, stdin=DEVNULL, stderr=DEVNULL, env=small_environment(os.environ), start_new_session=True
+        )
     assert process.stdout is not None
     output = b""
     async with process:
@@ -189,11 +192,8 @@ async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
                 if len(output) > MAX_SECRET_BYTES:
                     raise ConfigError(f"{command[0]} printed more than {MAX_SECRET_BYTES} bytes: not a secret", key=key)
             return output, await process.wait()
-        except BaseException:
-            if process.returncode is None:  # otherwise its id may be another's by now
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            raise
+        finally:
+            signal_group(process, signal.SIGKILL)
 
 
 def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
@@ -202,10 +202,12 @@ def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
         # Without O_NONBLOCK, opening a pipe would wait for its writer, perhaps for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            mode = os.fstat(descriptor).st_mode
-            if not stat.S_ISREG(mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is not a regular file", key=key)
-            _check_mode(path, stat.S_IMODE(mode), allow_group_readable, key)
+            _check_mode(path, stat.S_IMODE(status.st_mode), allow_group_readable, key)
+            if not allow_group_readable:
+                _check_owner(path, status.st_uid, key)
             with open(descriptor, "rb", closefd=False) as file:  # `open` would leak the descriptor of a directory
                 raw = file.read(MAX_SECRET_BYTES + 1)
         finally:
@@ -232,6 +234,17 @@ def _check_mode(path: str, mode: int, allow_group_readable: bool, key: str) -> N
         raise ConfigError(
             f"{path} is open to its group (mode {mode:04o}); run: chmod 600 {path}, "
             "or, if the group may read it, set allow_group_readable = true beside file",
+            key=key,
+        )
+
+
+def _check_owner(path: str, owner: int, key: str) -> None:
+    user = os.geteuid()
+    if owner not in {0, user}:
+        raise ConfigError(
+            f"{path} belongs to user {owner}, who could replace the secret, and this is user {user}; "
+            f"run: chown {user} {path}, or, if that user is to write it for a group that may read it, "
+            "set allow_group_readable = true beside file",
             key=key,
         )
 

@@ -23,6 +23,7 @@ from shipper.errors import ShipperError, first_of
 # New objects between two collections: more than a start makes. What is imported is no garbage, nor is what flows: both
 # have next to no cycles, and looking for them as often as by default costs a fifth of the start.
 _GC_THRESHOLDS: Final = (100_000, 20, 20)
+_PR_SET_DUMPABLE: Final = 4
 _EXTRAS: Final = ("rich", "pygments", "click", "trio")
 
 
@@ -66,10 +67,25 @@ def _buffered(stream: TextIO) -> TextIO:
     return open(stream.fileno(), "w", buffering=1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
+def _forbid_looking_into_memory() -> None:
+    """
+    Have the kernel write no core of this process, and let no other process of the user read its memory.
+
+    It holds secrets and records. `SHIPPER_DUMPABLE=1` leaves this out, for debuggers and profilers.
+    """
+    if sys.platform != "linux" or os.environ.get("SHIPPER_DUMPABLE", "") not in {"", "0"}:
+        return
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
 def prepare_process() -> None:
     """Set what holds for the process as a whole, before anything else is loaded."""
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
+    _forbid_looking_into_memory()
     _open_standard_descriptors()
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
     _load_bare("structlog")

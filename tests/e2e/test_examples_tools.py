@@ -55,6 +55,13 @@ def test_a_unit_is_confined_so_far_that_systemd_calls_it_ok(name: str, units: Pa
     assert_content(result)
 
 
+@pytest.mark.parametrize("name", UNITS[:2])
+def test_a_unit_leaves_no_core_and_its_watchdog_asks_before_it_kills(name: str):
+    lines = (CONFIG / "systemd" / name).read_text().splitlines()
+    assert {"LimitCORE=0", "PrivateUsers=yes", "ProcSubset=pid"} <= set(lines)
+    assert ("WatchdogSignal=SIGTERM" in lines) == any(line.startswith("WatchdogSec=") for line in lines)
+
+
 # logrotate --------------------------------------------------------------------------------------------------------
 
 

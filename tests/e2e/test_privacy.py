@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator
@@ -40,6 +41,32 @@ def test_the_state_is_for_its_owner_only_while_it_is_used(shipper: Shipper, fake
     assert {".", "lock", "spool", "state.db", "state.db-shm", "state.db-wal"} <= names
     assert any(name.startswith("spool/") for name in names), names
     assert [mode for mode in modes if mode[1] != (0o700 if mode[2] else 0o600)] == []
+
+
+@pytest.mark.skipif(
+    Path("/proc/sys/kernel/core_pattern").read_text().strip() != "core", reason="cores go to another place here"
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="the limit of cores can be raised by root only")
+@pytest.mark.parametrize("is_debugged", [False, True])
+def test_a_process_that_is_aborted_leaves_no_core_with_what_it_held(
+    is_debugged: bool, shipper: Shipper, sample: Sample
+):
+    """And with it goes what other processes of the user can read of its memory."""
+    running = shipper.start(
+        "pipe",
+        stdin=subprocess.PIPE,
+        prefix=["prlimit", "--core=unlimited:unlimited", "--"],
+        env={"SHIPPER_DUMPABLE": "1"} if is_debugged else {},
+    )
+    running.stdin.write(sample.lines[0])
+    running.stdin.flush()
+    running.wait_until(lambda: shipper.state.exists(), "it has begun")
+    running.process.send_signal(signal.SIGABRT)
+    assert running.process.wait(30) == -signal.SIGABRT
+    cores = list(shipper.folder.glob("core*"))
+    assert bool(cores) == is_debugged
+    for core in cores:
+        core.unlink()
 
 
 CANARIES = {

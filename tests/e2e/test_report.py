@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from shipper import wire
-from tests.e2e.driver import SHIPPER, Running, Shipper, Target
+from tests.e2e.driver import SHIPPER, Running, Shipper, Target, wait_until
 from tests.report_documents import brand, entry, report
 from tests.report_service import ReportService, document, ok, refusal
 from tests.reporter import NO_PATIENCE, OCTOBER, QUARTER, Reporter, hook, keep, of_month
@@ -183,6 +183,38 @@ def test_hook_that_does_not_end_by_itself_is_ended_after_the_signal(told: Report
     running.wait_until(begun.exists, "the hook runs")
     assert running.stop().returncode == 0
     assert ended.exists()
+
+
+def test_what_a_hook_has_started_is_ended_with_it(told: Reporter, origin: ReportService):
+    keep(told, of_month(10))
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    begun, child = told.folder / "begun", told.folder / "child"
+    body = f"trap '' TERM\nsh -c 'echo $$ > {child}; touch {begun}; exec sleep 1000'\nsleep 1000"
+    running = told.start("watch", "1001", *OCTOBER, "--on-change", hook(told.folder, body))
+    running.wait_until(begun.exists, "the hook runs")
+    assert running.stop().returncode == 0
+    wait_until(lambda: not _runs(int(child.read_text())), "what the hook has started has ended")
+
+
+def _runs(process_id: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process_id}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_hook_is_given_what_it_is_told_of_and_none_of_the_secrets(told: Reporter, origin: ReportService):
+    keep(told, of_month(10))
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    seen = told.folder / "seen"
+    command = hook(told.folder, f"env > {seen}.new; mv {seen}.new {seen}")
+    told.environment |= {"SOME_SECRET": "canary-4711", "LC_TIME": "C"}
+    running = told.start("watch", "1001", *OCTOBER, "--on-change", command)
+    running.wait_until(seen.exists, "the hook runs")
+    assert running.stop().returncode == 0
+    given = dict(line.split("=", 1) for line in seen.read_text().splitlines())
+    assert {"REPORT_ACCOUNT", "REPORT_START", "REPORT_END", "PATH", "HOME", "LC_TIME"} <= given.keys()
+    assert not {name for name in given if name.startswith(("SHIPPER", "INTAKE", "SOME", "REPORT_KEY", "REPORT_TOKEN"))}
 
 
 def test_what_was_restated_is_told_though_a_signal_comes_before_the_other_answers(

@@ -510,6 +510,29 @@ def test_a_secret_that_others_can_read_is_refused(mode: int, is_allowed: bool, i
         resolve_secret(reference, key="k")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@each(
+    ("owner", "mode", "is_allowed", "is_refused"),
+    [
+        (0, 0o600, False, False),
+        (65_534, 0o600, False, True),
+        (65_534, 0o400, False, True),
+        (65_534, 0o640, True, False),
+    ],
+)
+def test_a_secret_that_another_user_could_replace_is_refused(
+    owner: int, mode: int, is_allowed: bool, is_refused: bool
+) -> None:
+    path = written_secret("value", mode=mode)
+    os.chown(path, owner, -1)
+    reference = SecretReference(file=str(path), allow_group_readable=is_allowed)
+    if not is_refused:
+        assert resolve_secret(reference, key="k") == "value"
+        return
+    with pytest.raises(ConfigError, match=r"secret belongs to user 65534, .* run: chown 0 secret, .*allow_group_read"):
+        resolve_secret(reference, key="k")
+
+
 @each("unfit", ["", "\n", "a\nb", "a\tb", "a\x7f", "a\x85", " a", "a ", "a€", "x" * 70_000])
 def test_a_secret_that_no_header_can_carry_is_refused_without_showing_it(unfit: str) -> None:
     value = unfit.replace("a", CANARY)

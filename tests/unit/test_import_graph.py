@@ -14,7 +14,7 @@ ROOT = Path(shipper.__file__).parent
 
 # From the ground up; a module imports from its own unit and from lower layers, never from a neighbour or from above.
 LAYERS = [
-    {"errors", "wire", "crash_points", "permissions"},
+    {"errors", "wire", "crash_points", "permissions", "programs"},
     {"framing"},
     {"records"},
     {"addresses", "secrets"},

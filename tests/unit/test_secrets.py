@@ -96,6 +96,37 @@ async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatc
             await anyio.sleep(0.01)
 
 
+@pytest.mark.parametrize("output", [">/dev/null", ""], ids=["without the output", "with the output open"])
+async def test_what_a_command_leaves_behind_is_ended_with_it(
+    output: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Also after the command itself has ended, so that its process id is nobody's any more."""
+    monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
+    fifo = tmp_path / "fifo"
+    left = script(f"mkfifo {fifo}; exec 3<>{fifo}; sleep 1000 {output} & echo secret")
+    if output:
+        assert await fetch_secret(left, key="k") == "secret"
+    else:
+        assert "sh did not end within 0.5 s" in await refused(left)
+    with anyio.fail_after(20):
+        while _has_writer(fifo):
+            await anyio.sleep(0.01)
+
+
+async def test_a_command_is_given_a_small_environment_and_none_of_the_secrets(monkeypatch: pytest.MonkeyPatch):
+    kept = {"HOME": "/h", "LANG": "C", "LC_TIME": "C", "TZ": "UTC", "TMPDIR": "/t", "CREDENTIALS_DIRECTORY": "/c"}
+    for name, value in kept.items():
+        monkeypatch.setenv(name, value)
+    for name in ("INTAKE_KEY", "SHIPPER__INTAKE__TOKEN", "NOTIFY_SOCKET", "LCX"):
+        monkeypatch.setenv(name, CANARY)
+    output = await fetch_secret(script("env | tr '\\n' ' '; echo ."), key="k")
+    assert CANARY not in output
+    given = dict(word.split("=", 1) for word in output.split() if "=" in word)
+    assert kept.items() <= given.items()
+    assert given["PATH"] == os.environ["PATH"]
+    assert await fetch_secret(command("env", "MORE=more", "sh", "-c", "echo $MORE"), key="k") == "more"
+
+
 def _has_writer(fifo: Path) -> bool:
     """Tell whether any process holds a pipe, to which nothing is written, open for writing."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)

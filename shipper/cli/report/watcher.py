@@ -16,6 +16,7 @@ from shipper.cli.common import say
 from shipper.cli.report.gathering import tell_failures
 from shipper.cli.report.keeping import Kept, in_words, keep
 from shipper.cli.report.output import write_lines
+from shipper.programs import signal_group, small_environment
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Part, fetch_parts
 from shipper.report.history import History
@@ -100,7 +101,12 @@ class Watcher:
         names = {"REPORT_ACCOUNT": str(part.account), "REPORT_START": start, "REPORT_END": end}
         try:
             process = await anyio.open_process(
-                self._hook, stdin=subprocess.DEVNULL, stdout=None, stderr=None, env=os.environ | names
+                self._hook,
+                stdin=subprocess.DEVNULL,
+                stdout=None,
+                stderr=None,
+                env=small_environment(os.environ) | names,
+                start_new_session=True,
             )
         except OSError as error:
             say(f"shipper: {self._hook[0]} cannot be run: {error.strerror}")
@@ -109,9 +115,10 @@ class Watcher:
             code = await process.wait()
         finally:
             if process.returncode is None:
-                process.terminate()
+                signal_group(process, signal.SIGTERM)
                 with anyio.move_on_after(_HOOK_ENDS_S, shield=True):
                     await process.wait()
-            await process.aclose()  # which kills it if it is still there
+                signal_group(process, signal.SIGKILL)
+            await process.aclose()
         if code:
             say(f"shipper: {self._hook[0]} ended with {code} for {part}")
