@@ -25,6 +25,7 @@ _KINDS: Final[tuple[tuple[type, str], ...]] = (
     (dict, "an object"),
 )
 _NAME_MAX: Final = 64  # characters of a name that are looked at
+_TEXT_MAX: Final = 4_096  # characters of a text that is read for what it says
 
 
 class Role(IntEnum):
@@ -309,6 +310,8 @@ def speaks_of_failure(text: str, events: int | None = None) -> bool:
         return True  # a document within a text is not looked into
     if text.startswith(("http://", "https://")) and " " not in text:
         return False
+    if len(text) > _TEXT_MAX:
+        return True  # which is not read, and so not understood
     if any(int(part) != int(whole) for part, whole in _OF.findall(text)):
         return True
     if events is not None and any(int(a or b or c) != events for a, b, c in _COUNTS.findall(text)):

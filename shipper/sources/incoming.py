@@ -8,6 +8,7 @@ from shipper.errors import SourceError
 from shipper.framing import CUT_MARK, LINES, CsvRows, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
+_OPEN_ROW_BYTES: Final = 8_192
 _BLANKS: Final = b" \t\r\0"
 _MARK_BYTES: Final = 64
 
@@ -21,7 +22,7 @@ class Incoming:
     Attributes:
         header: What each segment has to begin with, with its newline; empty unless it is CSV.
         delimiter: Between the values of CSV.
-        open_bytes: Of CSV, how many of the bytes given so far belong to a row whose end has not come; they are the
+        open_bytes: Of CSV, how many of the bytes given so far may belong to a row whose end has not come; they are the
             last ones.
     """
 
@@ -30,7 +31,8 @@ class Incoming:
         self._max_record_bytes = max_record_bytes
         self._framing: Framing | None = None
         self._held = b""  # not given yet: it does not tell the format, or is part of an element
-        self._open_row = b""  # given already
+        self._open_row = bytearray()  # given already
+        self._open_row_looked_at = 0  # of these, when the end of the row was looked for last
         self._open_line_bytes = 0
         self._is_line_cut = False
         self.header = b""
@@ -74,8 +76,11 @@ class Incoming:
 
     def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
         data = self._bound_line(data, is_final=is_final)
-        since_row_end = self._open_row + data
-        self._open_row = since_row_end[rows.cut(since_row_end, is_final=is_final) :]
+        self._open_row += data
+        # The end of a long row that comes in many small pieces is not looked for at each of them.
+        if is_final or not _OPEN_ROW_BYTES < len(self._open_row) < 2 * self._open_row_looked_at:
+            del self._open_row[: rows.cut(bytes(self._open_row), is_final=is_final)]
+            self._open_row_looked_at = len(self._open_row)
         return data
 
     def _take_elements(self, framing: Framing, data: bytes, *, is_final: bool) -> bytes:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import rules
+from shipper.delivery import answer_words
+from shipper.delivery.verdicts import Action, Answer, judge
 from shipper.framing import BatchElements, CsvRows, Frame
+from shipper.sources.incoming import Incoming
+from shipper.sources.reader import InputForm
 from tests.cases import each
 
 
@@ -37,6 +43,18 @@ def rows_that_count() -> tuple[CsvRows, CountingPattern]:
     counting = CountingPattern(rows._row)
     rows._row = counting  # type: ignore[assignment]
     return rows, counting
+
+
+class CountingSearch:
+    """A compiled pattern that counts how many characters it is given to search."""
+
+    def __init__(self, pattern: re.Pattern[str]) -> None:
+        self._pattern = pattern
+        self.looked_at = 0
+
+    def search(self, text: str) -> re.Match[str] | None:
+        self.looked_at += len(text)
+        return self._pattern.search(text)
 
 
 STRAY_QUOTES = [
@@ -133,3 +151,37 @@ def test_strings_without_an_end_hide_the_brackets_within_them_alone(piece: bytes
     opened: Any = b"[" * (rules.NESTING_MAX + 1)
     assert rules.nests_deeply(opened + b'"' + piece * 500)
     assert not rules.nests_deeply(b'"' + opened)
+
+
+@each("piece", [b'a","\n', b"x\n", b'""'])
+def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(piece: bytes):
+    looked_at = 0
+
+    class Counting(CsvRows):
+        def cut(self, data: bytes, *, is_final: bool) -> int:
+            nonlocal looked_at
+            looked_at += len(data)
+            return super().cut(data, is_final=is_final)
+
+    for takes in (5_000, 10_000, 20_000):
+        looked_at = 0
+        incoming = Incoming(InputForm("csv"), max_record_bytes=1 << 20)
+        incoming.take(b"EventId,IP\n")
+        incoming._framing = Counting(incoming.header, ",")
+        given_bytes = sum(len(incoming.take(part)) for part in [b'"', *[piece] * takes])
+        assert given_bytes == 1 + takes * len(piece)
+        assert incoming.open_bytes > 0
+        assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
+
+
+@each("text", ["a b ", "accepted ", "0 0 ", "no "])
+@each("document", [lambda text: {"message": text}, lambda text: {"results": [{"message": text}]}, lambda text: [text]])
+def test_a_long_text_in_an_answer_is_not_read_and_not_believed(document: Any, text: str):
+    counted = CountingSearch(answer_words._SPEAKS_OF_FAILURE)
+    for size in (5_000, 10_000, 20_000):
+        body = json.dumps(document((text * size)[:size])).encode()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(answer_words, "_SPEAKS_OF_FAILURE", counted)
+            verdict = judge(Answer(200, "application/json", "", body), events=1)
+        assert verdict.action is not Action.ACCEPT or verdict.results.rejected
+        assert counted.looked_at <= 4_096
