@@ -1,4 +1,4 @@
-"""Answers that mean harm, from the socket to the verdict: none ends the run, none is read for ever, none is believed."""
+"""Answers that mean harm, from the socket to the verdict: none ends the run, is read for ever, or is believed."""
 
 from __future__ import annotations
 
