@@ -59,7 +59,8 @@ def _split(written: str, *, key: str, allow_plaintext: bool) -> SplitResult:
     except ValueError as exc:
         raise _wrong(f"{written!r}: {exc}", key) from None
     if url.scheme not in ("http", "https"):
-        raise _wrong(f"{written!r} does not begin with https://", key)
+        # Not shown: it may be a secret that was written in this place.
+        raise _wrong("it does not begin with https://", key)
     if not host or any(character.isspace() or not character.isprintable() for character in written):
         raise _wrong(f"{written!r} names no host", key)
     if any(mark in written for mark in "?#"):

@@ -32,6 +32,10 @@ COMMAND_LIMIT_S: Final = 30.0
 MASK: Final = "***"
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What stands for a secret is named when it is missing, unless it might be the secret, in the wrong place.
+_VARIABLE_SHOWN: Final = re.compile(r"(?![A-F0-9_]{12})[A-Z_][A-Z0-9_]{0,63}")
+_PATH_SHOWN: Final = re.compile(r"[~/.][^=]*")
+_PROGRAM_SHOWN: Final = re.compile(r"(?![a-f0-9]{12})[a-z][a-z0-9_.-]{0,31}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _FORMS: Final = 'a table such as { env = "NAME" } or { file = "/path" }'
 
@@ -97,9 +101,8 @@ def decode_secret(raw: object) -> Secret:
         return LiteralSecret(raw)
     if not isinstance(raw, Mapping):
         raise ValueError(f"a secret is {_FORMS}")
-    unknown = [str(name) for name in raw if name not in SecretReference.__struct_fields__]
-    if unknown:
-        raise ValueError(f"a secret has no key {unknown[0]!r}: expected {_FORMS}")
+    if any(name not in SecretReference.__struct_fields__ for name in raw):
+        raise ValueError(f"a secret has no such key: expected {_FORMS}")
     try:
         return msgspec.convert(raw, SecretReference, strict=False)  # text from the environment: "true"
     except msgspec.ValidationError as exc:
@@ -129,7 +132,8 @@ def resolve_secret(
     if secret.env is not None:
         value = (os.environ if environ is None else environ).get(secret.env)
         if value is None:
-            raise ConfigError(f"environment variable {secret.env} is not set", key=key)
+            name = secret.env if _VARIABLE_SHOWN.fullmatch(secret.env) else _masked(secret.env)
+            raise ConfigError(f"environment variable {name} is not set", key=key)
         return _checked(value, f"environment variable {secret.env}", key, is_for_header)
     if secret.file is not None:
         value = _read_private(secret.file, secret.allow_group_readable, key)
@@ -142,7 +146,10 @@ def check_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> Non
     if not isinstance(secret, SecretReference) or secret.command is None:
         resolve_secret(secret, key=key, is_for_header=is_for_header)
     elif shutil.which(secret.command[0]) is None:
-        raise ConfigError(f"there is no program {secret.command[0]!r} that can be run", key=key)
+        program = secret.command[0]
+        is_shown = _PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program)
+        program = repr(program) if is_shown else _masked(program)
+        raise ConfigError(f"there is no program {program} that can be run", key=key)
 
 
 async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> str:
@@ -214,10 +221,15 @@ def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
             os.close(descriptor)
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
-        raise ConfigError(f"cannot read {path!r}: {reason}", key=key) from exc
+        name = repr(path) if _PATH_SHOWN.fullmatch(path) else _masked(path)
+        raise ConfigError(f"cannot read {name}: {reason}", key=key) from None  # the cause names the file
     if len(raw) > MAX_SECRET_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_SECRET_BYTES} bytes: not a secret", key=key)
     return _text(raw, path, key)
+
+
+def _masked(written: str) -> str:
+    return f"{MASK} ({len(written):,} characters, not shown, as they could be the secret itself)"
 
 
 def _text(raw: bytes, origin: str, key: str) -> str:

@@ -28,6 +28,8 @@ from shipper.settings_schema import Leaf, expectation, leaves, section_in
 ENVIRONMENT_PREFIX: Final = "SHIPPER__"
 USUAL_FILES: Final = (Path("shipper.toml"), Path("/etc/shipper/shipper.toml"))
 
+_OVERRIDE: Final = "--set"
+
 S = TypeVar("S", bound=Struct)
 
 
@@ -117,9 +119,9 @@ def _override(text: str) -> tuple[tuple[str, ...], Written]:
     key, equals, value = text.partition("=")
     if not equals:
         # The text is not shown: it may be a secret whose key was forgotten.
-        raise ConfigError("expected section.key=value, for example --set batch.max_events=500", source="--set")
+        raise ConfigError("expected section.key=value, for example --set batch.max_events=500", source=_OVERRIDE)
     key = key.strip()
-    return tuple(key.split(".")), _text(value, f"--set {key}=…")
+    return tuple(key.split(".")), _text(value, f"{_OVERRIDE} {key}=…")
 
 
 def _flatten(path: tuple[str, ...], entry: Written, known: Mapping[str, Leaf]) -> Iterator[tuple[str, Written]]:
@@ -133,10 +135,21 @@ def _flatten(path: tuple[str, ...], entry: Written, known: Mapping[str, Leaf]) -
             raise ConfigError("is a section: expected keys below it", key=key, source=entry.source)
         for name, value in table.items():
             yield from _flatten((*path, name), entry._replace(value=value), known)
+    elif secret := next((each for each in known.values() if each.is_secret and key.startswith(f"{each.key}.")), None):
+        if entry.source.startswith(_OVERRIDE):
+            entry = entry._replace(source=f"{_OVERRIDE} {secret.key}=…")  # what follows may be the secret
+        name = key.removeprefix(f"{secret.key}.")
+        yield secret.key, entry._replace(value={name: _parsed(entry, secret).value})
     elif len(path) > 1 and (owner := known.get(".".join(path[:-1]))) and owner.is_table:
         yield owner.key, entry._replace(value={path[-1]: _parsed(entry, owner).value})
     else:
-        raise ConfigError(f"there is no such key{_suggestion(path, known)}", key=key, source=entry.source)
+        suggestion = _suggestion(path, known)
+        if entry.source.startswith(_OVERRIDE) and not (
+            suggestion or any(name.startswith(f"{path[0]}.") for name in known)
+        ):
+            # Base64 ends with equals signs: a secret whose key was forgotten looks like a key.
+            raise ConfigError("there is no such key as the one given, which is not shown", source=_OVERRIDE)
+        raise ConfigError(f"there is no such key{suggestion}", key=key, source=entry.source)
 
 
 def _parsed(entry: Written, leaf: Leaf | None) -> Written:

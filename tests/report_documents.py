@@ -31,6 +31,11 @@ HOSTILE_NAMES = (
     "\N{RIGHT-TO-LEFT OVERRIDE}turned",
     "Größe ☕",
     "",
+    "\uff1d1+1",
+    "\ufeff \uff20SUM(A1)",
+    "a;=1+1",
+    'a\n;" \u200b-1',
+    "É-Casino, with = and @",
 )
 
 

@@ -2,15 +2,16 @@
 The flat tables of the report as CSV, JSON lines, Parquet and a workbook.
 
 Every Decimal comes out with the value it has in the document: a form that cannot hold it says so, or holds its text.
-Names come from outside, and a spreadsheet takes a text that begins like a formula for one; in CSV an apostrophe stands
-before it. JSON lines and Parquet have the names as they are.
+Names come from outside, and a spreadsheet takes a text that begins like a formula for one, also behind what it may take
+for the end of a cell. In CSV texts are quoted, and an apostrophe stands before each such beginning. JSON lines and Parquet
+have the names as they are.
 """
 
 from __future__ import annotations
 
-import csv
 import io
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -27,7 +28,12 @@ from shipper.errors import ReportError
 from shipper.report.rows import Column, FlatTable, Value
 
 DELIMITERS: Final = (",", ";", "\t", "|")
-_FORMULA_STARTS: Final = ("=", "+", "-", "@", "\t", "\r", "\n")
+# "CSV Injection", OWASP. A spreadsheet may take other delimiters than ours, and skip quotes and what cannot be seen. Whatever
+# may stand before a formula is taken as a whole, so that the time is linear.
+_FORMULA_START: Final = re.compile(
+    r"((?:^|[;,|\t\n\v\f\r\x85\u2028\u2029])(?:[^\w!-~\uff1d\uff0b\uff0d\uff20]|[;,|\"])*+)([=+\-@\uff1d\uff0b\uff0d\uff20]?)"
+)
+_BLANK_STARTS: Final = ("\t", "\r", "\n")
 _BOM: Final = b"\xef\xbb\xbf"
 
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")
@@ -52,12 +58,9 @@ def to_csv(table: FlatTable, *, delimiter: str = ",", has_bom: bool = False, has
         has_header: Begin with the names of the columns.
     """
     assert delimiter in DELIMITERS, delimiter
-    out = io.StringIO()
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\r\n")
-    if has_header:
-        writer.writerow(column.name for column in table.columns)
-    writer.writerows(map(_csv_cell, row) for row in table.rows)
-    return (_BOM if has_bom else b"") + out.getvalue().encode()
+    lines = [[column.name for column in table.columns]] if has_header else []
+    lines += [[_csv_cell(value) for value in row] for row in table.rows]
+    return (_BOM if has_bom else b"") + "".join(f"{delimiter.join(line)}\r\n" for line in lines).encode()
 
 
 def _csv_cell(value: Value) -> str:
@@ -68,9 +71,16 @@ def _csv_cell(value: Value) -> str:
             return ""
         case bool():
             return str(value).lower()
-        case str() if value.startswith(_FORMULA_STARTS):
-            return f"'{value}"
+        case str():
+            quoted = _guarded(value).replace('"', '""')
+            return f'"{quoted}"'
     return str(value)
+
+
+def _guarded(text: str) -> str:
+    """Put an apostrophe before whatever in a text a spreadsheet might take for the beginning of a formula."""
+    before = "'" if text.startswith(_BLANK_STARTS) else ""
+    return before + _FORMULA_START.sub(lambda found: f"{found[1]}'{found[2]}" if found[2] else found[1], text)
 
 
 def to_ndjson(table: FlatTable) -> bytes:
