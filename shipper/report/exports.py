@@ -3,8 +3,8 @@ The flat tables of the report as CSV, JSON lines, Parquet and a workbook.
 
 Every Decimal comes out with the value it has in the document: a form that cannot hold it says so, or holds its text.
 Names come from outside, and a spreadsheet takes a text that begins like a formula for one, also behind what it may take
-for the end of a cell. In CSV texts are quoted, and an apostrophe stands before each such beginning. JSON lines and Parquet
-have the names as they are.
+for the end of a cell. In CSV texts are quoted, and an apostrophe stands before each such beginning. JSON lines and
+Parquet have the names as they are.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from shipper.errors import ReportError
 from shipper.report.rows import Column, FlatTable, Value
 
 DELIMITERS: Final = (",", ";", "\t", "|")
-# "CSV Injection", OWASP. A spreadsheet may take other delimiters than ours, and skip quotes and what cannot be seen. Whatever
-# may stand before a formula is taken as a whole, so that the time is linear.
+# "CSV Injection", OWASP. A spreadsheet may take other delimiters than ours, and skip quotes and what cannot be seen.
+# Whatever may stand before a formula is taken as a whole, so that the time is linear.
 _FORMULA_START: Final = re.compile(
     r"((?:^|[;,|\t\n\v\f\r\x85\u2028\u2029])(?:[^\w!-~\uff1d\uff0b\uff0d\uff20]|[;,|\"])*+)([=+\-@\uff1d\uff0b\uff0d\uff20]?)"
 )
