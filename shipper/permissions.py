@@ -1,4 +1,4 @@
-"""What keeps this process from a file, in words: whose it is, its mode, and who asks."""
+"""What keeps this process from a file, in words: whose it is, its mode, and who asks; or that it is no file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Final
 # What a process may not do for want of permission, or because nobody may.
 DENIALS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
+_KINDS: Final = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe"}
 _WORDS: Final = {os.R_OK: "read", os.W_OK: "written", os.X_OK: "entered", os.R_OK | os.W_OK: "read and written"}
 
 
@@ -35,6 +36,17 @@ def obstacle(path: Path, access: int = os.R_OK | os.W_OK) -> str:
     if os.path.exists(path):
         return _denied(path, access)
     return "" if above is None or _may(above, os.W_OK) else _denied(above, os.W_OK)
+
+
+def disguise(path: Path) -> str:
+    """Return what is in the place of a regular file, in words; empty if it is one, or if there is nothing."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return ""
+    if stat.S_ISREG(mode):
+        return ""
+    return f"{path} is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}"
 
 
 def whose(status: os.stat_result) -> str:

@@ -7,6 +7,7 @@ fetched while a sidecar runs, also by several processes at once.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
@@ -251,7 +252,7 @@ def latest_fetch(directory: Path) -> LatestFetch | None:
         StateError: As for `History`.
     """
     path = directory / FILE_NAME
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
     history = History(directory)
     try:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from shipper.errors import ConfigError, StateError
 from shipper.state.directory import why_unusable
-from shipper.state.schema import denial
+from shipper.state.schema import check_files, denial
 
 FILE_NAME: Final = "reports.db"
 SCHEMA_VERSION: Final = 1
@@ -93,6 +93,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
+    check_files(path)
     if not path.exists():
         # SQLite gives its side files the permissions of the database, so this covers them too.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import quote
 
 from shipper.errors import ConfigError, StateInUseError, first_of
-from shipper.permissions import DENIALS, obstacle, whose
+from shipper.permissions import DENIALS, disguise, obstacle, whose
 
 # Never to use another directory: all inputs would be read from their beginnings and sent again.
 ACCESS_ADVICE: Final = "It was left as it is: hand it over (chown, chmod), or run shipper as its owner"
@@ -48,6 +48,8 @@ def _locked(path: Path) -> Iterator[None]:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_mode & 0o077:
             path.chmod(0o700)
+        if what := disguise(path / "lock"):
+            raise ConfigError(f"{what}, where shipper keeps a regular file; remove it", key="state.directory")
         lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(why_unusable(path, error), key="state.directory") from error

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from shipper.errors import StateError, StateUnwritableError
-from shipper.permissions import DENIALS, obstacle
+from shipper.permissions import DENIALS, disguise, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
 SCHEMA_VERSION: Final = 9
@@ -247,13 +247,30 @@ def _is_full(error: Exception) -> bool:
     return code in {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE, sqlite3.SQLITE_IOERR_WRITE}
 
 
+def _files_of(path: Path) -> list[Path]:
+    return [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm", "-journal")]
+
+
+def check_files(path: Path) -> None:
+    """
+    Raise if a file of a database is something else, before SQLite opens it: it would follow a link, or wait at a pipe.
+
+    Raises:
+        StateError: It is. It is left as it is.
+    """
+    for what in filter(None, map(disguise, _files_of(path))):
+        raise StateError(
+            f"{what}, where shipper keeps a regular file. It was left as it is, and not opened: "
+            "put the file back if it was moved, or else remove what is there"
+        )
+
+
 def denial(path: Path, error: Exception) -> str:
     """Return what keeps this process from a database, if that is permissions: these say nothing against its content."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what extends it
     if code not in _DENIED and not (isinstance(error, OSError) and error.errno in DENIALS):
         return ""
-    side_files = [path.with_name(f"{path.name}{suffix}") for suffix in ("", "-wal", "-shm")]
-    there = [path.parent, *(each for each in side_files if os.path.lexists(each))]
+    there = [path.parent, *(each for each in _files_of(path) if os.path.lexists(each))]
     why = next(filter(None, map(obstacle, there)), "")
     if not why and code == sqlite3.SQLITE_CANTOPEN:
         return ""  # it is no file, for instance
@@ -320,8 +337,7 @@ def is_outdated(directory: Path) -> bool:
 
 
 def _open_read_only(path: Path, options: str = "") -> sqlite3.Connection | None:
-    if path.is_symlink():
-        raise sqlite3.DatabaseError("it is a symbolic link")
+    check_files(path)
     try:
         path.stat()
     except FileNotFoundError:

@@ -75,6 +75,35 @@ def test_a_link_in_the_place_of_the_database_to_a_database_is_not_followed(
     assert other.read_bytes() == before
 
 
+def _link(place: Path) -> None:
+    place.symlink_to(place.parent.parent / "elsewhere" / "precious")
+
+
+@pytest.mark.parametrize("make", [_link, os.mkfifo, Path.mkdir], ids=["link", "fifo", "folder"])
+@pytest.mark.parametrize("name", ["state.db", "state.db-wal", "state.db-shm", "state.db-journal", "lock"])
+def test_what_is_no_file_in_the_place_of_a_file_of_the_state_is_named_and_never_opened(
+    name: str, make: Callable[[Path], None], shipper: Shipper, service: Service, sample: Sample, outside: Path
+):
+    """Nobody waits at a pipe, and no link is followed; looking does not either."""
+    place = shipper.state / name
+    kept = place.read_bytes() if place.exists() else None
+    place.unlink(missing_ok=True)
+    make(place)
+    before = place.lstat()
+    result = shipper.pipe(sample.lines[30], check=False, limit_s=20)
+    looked = shipper.run("status", check=False, limit_s=20)
+    assert result.returncode == (2 if name == "lock" else 1), result.stderr
+    assert f"{place} is a " in result.stderr
+    if name != "lock":
+        assert f"{place} is a " in looked.stderr
+    assert (place.lstat().st_ino, outside.read_bytes(), service.stored) == (before.st_ino, PRECIOUS, 0)
+    place.rmdir() if place.is_dir() else place.unlink()
+    if kept is not None:
+        place.write_bytes(kept)
+    assert shipper.pipe(sample.lines[30]).returncode == 0
+    assert shipper.read_state().accepted == 21
+
+
 def test_a_link_in_the_place_of_the_spool_is_not_followed(
     shipper: Shipper, service: Service, sample: Sample, outside: Path
 ):
