@@ -280,7 +280,8 @@ class StreamBook:
 
     def open_known(self, path: Path) -> StreamReader | None:
         """
-        Open a file if it is a known stream, and there is something in it that is not settled.
+        Open a file if it is a known stream with something in it that is not settled, or an archive whose end was not
+        reached yet.
 
         Raises:
             SourceError: It cannot be read.
@@ -289,8 +290,9 @@ class StreamBook:
 
         def identify(content: Content) -> Stream | None:
             stream = self._identify(content, path, may_wait=True)
-            has_more = stream is not None and content.pread(1, max(stream.checkpoint, stream.read_offset))
-            return stream if has_more else None
+            if stream is None or (content.compression and self.has_changed(stream, content.status())):
+                return stream
+            return stream if content.pread(1, max(stream.checkpoint, stream.read_offset)) else None
 
         return self._open(path, identify)
 

@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from shipper.sources.completion import Completion
-from tests.unit.follower_bench import Bench, settle
+from tests.unit.follower_bench import Bench, settle, settle
 
 LATER = 2000.0
 
@@ -106,6 +106,27 @@ def test_what_was_rotated_and_compressed_is_said_to_be_delivered(bench: Bench, i
     rotated.unlink()
     shipped += bench.ship(3.0, 4.0, 9.0, 10.0, 20.0, 30.0)
     assert shipped == lines(0, 300 if is_half_shipped else 200)
+    assert bench.status(LATER).delivered_until == LATER
+
+
+def test_an_archive_whose_end_nobody_has_reached_is_opened_again_though_it_has_no_more_records(bench: Bench):
+    path = bench.folder / "a.log"
+    write(path, lines(0, 200))
+    bench.start("a.log")
+    shipped = bench.ship(1.0, 2.0)
+    bench.stop()
+    write(path, lines(200, 300))
+    rename(path)
+    rotated = bench.folder / "a.log.1"
+    (bench.folder / "a.log.1.gz").write_bytes(gzip.compress(rotated.read_bytes()))
+    rotated.unlink()
+    bench.start("a.log")
+    chunks = bench.look(10.0)
+    assert b"".join(chunk.data for chunk in chunks) == lines(200, 300)
+    settle(bench.store, chunks)
+    bench.stop()  # killed before it has looked whether there is more
+    bench.start("a.log")
+    assert shipped + bench.ship(30.0, 31.0, 40.0, 50.0) == lines(0, 200)
     assert bench.status(LATER).delivered_until == LATER
 
 
