@@ -216,6 +216,49 @@ class BatchElements:
             at = _skip_blanks(data, end)
 
 
+class OpenValue:
+    """
+    A value of an array whose end has not come; it is looked for in what comes, not in what was there.
+
+    Args:
+        start: Where it begins in the data, which only grows.
+    """
+
+    def __init__(self, start: int) -> None:
+        self._at = start
+        self._depth = 0
+
+    def ends_in(self, data: bytes) -> bool:
+        """Look at what has come since the last time."""
+        for token in _TOKEN.finditer(data, self._at):
+            self._at = token.start()
+            if token[0] == b'"':
+                return False
+            self._at = token.end()
+            if token[0] in b"{[":
+                self._depth += 1
+            elif token[0] in b"}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    return True
+        self._at = max(self._at, len(data))
+        return False
+
+
+def open_value(data: bytes) -> OpenValue | None:
+    """Find the first value of an array, of which there is no whole one; None unless it is an object or an array."""
+    at = _skip_blanks(data, 0)
+    if data.startswith(codecs.BOM_UTF8, at):
+        at = _skip_blanks(data, at + len(codecs.BOM_UTF8))
+    if data.startswith(b",", at):
+        at = _skip_blanks(data, at + 1)
+    elif head := _HEAD.match(data, at):
+        at = _skip_blanks(data, head.end())
+    else:
+        return None
+    return OpenValue(at) if data.startswith((b"{", b"["), at) else None
+
+
 def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Container[str] = WIRE_COLUMNS) -> Format | None:
     """
     Tell the format by the first bytes; None as long as there are too few of them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from shipper.errors import SourceError
-from shipper.framing import CUT_MARK, LINES, CsvRows, Framing
+from shipper.framing import CUT_MARK, LINES, CsvRows, Framing, OpenValue, open_value
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _OPEN_ROW_BYTES: Final = 8_192
@@ -31,6 +31,7 @@ class Incoming:
         self._max_record_bytes = max_record_bytes
         self._framing: Framing | None = None
         self._held = b""  # not given yet: it does not tell the format, or is part of an element
+        self._open: OpenValue | None = None  # with which what is held begins
         self._open_row = bytearray()  # given already
         self._open_row_looked_at = 0  # of these, when the end of the row was looked for last
         self._open_line_bytes = 0
@@ -85,7 +86,8 @@ class Incoming:
 
     def _take_elements(self, framing: Framing, data: bytes, *, is_final: bool) -> bytes:
         data = self._held + data
-        end = framing.cut(data, is_final=is_final)
+        is_open = self._open is not None and not is_final and not self._open.ends_in(data)
+        end = 0 if is_open else framing.cut(data, is_final=is_final)
         if len(data) - end > self._max_record_bytes + READ_BYTES:
             self._held = data
             raise SourceError(
@@ -93,6 +95,8 @@ class Incoming:
                 f"input.max_record_bytes, which is {self._max_record_bytes}; is input.format right?"
             )
         self._held = data[end:]
+        if not is_open:
+            self._open = open_value(self._held)
         # To JSON a carriage return is what a newline is: white space, or a fault within a string.
         elements = (data[frame.start : frame.end] for frame in framing.frames(data[:end], 0))
         return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements)

@@ -174,6 +174,28 @@ def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(pie
         assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
 
 
+@each("piece", [b"[]", b"{", b"[ ", b'{"a":[]},', b'"]",'])
+@each("begin", [b"[[", b'{"events":[{', b"[1,[", b"\xef\xbb\xbf[["])
+def test_an_element_that_comes_in_pieces_is_not_looked_at_again_with_each(begin: bytes, piece: bytes):
+    cuts = 0
+
+    class Counting(BatchElements):
+        def cut(self, data: bytes, *, is_final: bool) -> int:
+            nonlocal cuts
+            cuts += 1
+            return super().cut(data, is_final=is_final)
+
+    incoming = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
+    incoming.take(begin[:-1])
+    incoming._framing = Counting()
+    for part in [begin[-1:], *[piece] * 500]:
+        incoming.take(part)
+    assert cuts <= 3
+    closing = b"]" * 502 if begin[-1:] == b"[" else b"}" * 502
+    given = incoming.take(closing)
+    assert given.count(b"\n") >= 1, "an element is given as soon as it has ended"
+
+
 @each("text", ["a b ", "accepted ", "0 0 ", "no "])
 @each("document", [lambda text: {"message": text}, lambda text: {"results": [{"message": text}]}, lambda text: [text]])
 def test_a_long_text_in_an_answer_is_not_read_and_not_believed(document: Any, text: str):
