@@ -22,6 +22,7 @@ Where to look; imports go down this list only, and the packages of one line do n
     secrets, addresses                           references to secrets; addresses and names of hosts
     programs                                     what the programs that settings name are given, and how they are ended
     records, wire, errors                        the values that flow; the service's documents; what goes wrong
+    printable                                    text from outside, as people may see it
     telemetry   open to all: logs, and the snapshot that a running shipper makes of itself every second
 """
 

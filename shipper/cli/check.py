@@ -21,6 +21,7 @@ from shipper.cli.common import (
     LogLevelOption,
     SetOption,
     plain,
+    print_json,
     reader_may_leave,
     run_async,
 )
@@ -114,7 +115,7 @@ class _Findings:
     def finish(self) -> None:
         if self._is_json:
             document = {"exit_code": self.exit_code, "items": self._items}
-            print(msgspec.json.encode(document).decode(), flush=True)
+            print_json(msgspec.json.encode(document))
 
 
 # The configuration ---------------------------------------------------------------------------------------------------

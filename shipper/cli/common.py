@@ -15,6 +15,7 @@ import typer
 
 from shipper.config import Settings, literal_secrets, load_written, require_endpoint, settings_from
 from shipper.errors import ConfigError
+from shipper.printable import printable, printable_json
 from shipper.telemetry.logs import ForgivingStderr, configure_logs
 from shipper.telemetry.units import several as several
 
@@ -115,8 +116,8 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line for people, to standard error."""
-    print(text, file=cast(TextIO, ForgivingStderr()))
+    """Print lines for people, to standard error; what in them comes from outside moves no cursor."""
+    print(plain(text), file=cast(TextIO, ForgivingStderr()))
 
 
 def run_async(function: Callable[[], Awaitable[T]]) -> T:
@@ -130,13 +131,15 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
 
 
 def plain(text: str) -> str:
-    """Write out what a terminal would obey, but for newlines and tabs."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
-        for character in text
-    )
+    """Return a text of several lines as people may see it."""
+    return printable(text, keep="\n\t")
 
 
 def on_one_line(text: str) -> str:
-    """Write out what a terminal would obey."""
-    return plain(text).replace("\n", " ")
+    """Return a text as people may see it within a line."""
+    return printable(text)
+
+
+def print_json(document: bytes) -> None:
+    """Print a JSON document to standard output, at once; a terminal shows all of it, and obeys nothing."""
+    print(printable_json(document.decode()), flush=True)

@@ -13,6 +13,7 @@ import typer
 
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, reader_may_leave, say
 from shipper.cli.report.options import OptionalEndArgument, OptionalStartArgument
+from shipper.cli.report.output import write
 from shipper.config import Settings
 
 if TYPE_CHECKING:
@@ -67,11 +68,11 @@ def ledger(
             case "table":
                 _print(table, days.name, note)
             case "json":
-                _write(_json(table, days.name, letters.unattributed))
+                write(_json(table, days.name, letters.unattributed), None, form=form)
             case "csv" | "ndjson":
                 from shipper.report.exports import to_csv, to_ndjson
 
-                _write(to_csv(table) if form == "csv" else to_ndjson(table))
+                write(to_csv(table) if form == "csv" else to_ndjson(table), None, form=form)
                 if note:
                     say(f"note: {note}")
 
@@ -175,8 +176,3 @@ def _json(table: FlatTable, zone: str, unattributed: int) -> bytes:
         "rows": [dict(zip(names, row, strict=True)) for row in table.rows],
     }
     return msgspec.json.encode(document) + b"\n"
-
-
-def _write(data: bytes) -> None:
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()

@@ -109,7 +109,7 @@ def reconcile(
         settle_days=settle_days,
     )
     notes = [*_notes(settings, letters, found), *_missing_notes(len(outcome.failed) + len(outcome.left_out))]
-    write(_rendered(form, found, notes, target, shows_all=everything), target)
+    write(_rendered(form, found, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
         say(verdict(found))
     raise typer.Exit(1 if has_failed else 0 if found.is_explained else 3)

@@ -28,6 +28,7 @@ from shipper.cli.common import (
     SetOption,
     on_one_line,
     prepare,
+    print_json,
     reader_may_leave,
     run_async,
     say,
@@ -430,7 +431,7 @@ def halted(live: Live | None) -> str:
 def _print_summary(summary: Summary, reasons: dict[str, int], state: Path, form: Literal["text", "json"]) -> None:
     if form == "json":
         with reader_may_leave():
-            print(msgspec.json.encode(summary).decode(), flush=True)
+            print_json(msgspec.json.encode(summary))
     else:
         say(in_words(summary, reasons, state))
     if summary.message:

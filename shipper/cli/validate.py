@@ -19,7 +19,9 @@ from shipper.cli.common import (
     LogLevelOption,
     SetOption,
     on_one_line,
+    plain,
     prepare,
+    print_json,
     reader_may_leave,
     several,
 )
@@ -60,10 +62,15 @@ def validate(
         if path == "-":
             check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings))
         else:
+            from shipper.records import shown
+
             for file in named_files([path], settings):
-                check.add(str(file), _chunks_of_file(file, settings))
+                check.add(shown(file), _chunks_of_file(file, settings))
     with reader_may_leave():
-        print(msgspec.json.encode(check.findings).decode() if form == "json" else check.in_words(), flush=True)
+        if form == "json":
+            print_json(msgspec.json.encode(check.findings))
+        else:
+            print(plain(check.in_words()), flush=True)
     raise typer.Exit(3 if check.findings.failed else 0)
 
 
@@ -237,8 +244,8 @@ def _counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    shown = [f"{on_one_line(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
-    return ", ".join([*shown, "..."] if len(counts) > _NAMES_SHOWN else shown)
+    listed = [f"{on_one_line(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
+    return ", ".join([*listed, "..."] if len(counts) > _NAMES_SHOWN else listed)
 
 
 def _chunks_of_file(path: Path, settings: Settings) -> Iterator[Chunk]:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Final
 
 from shipper import wire
+from shipper.printable import printable
 from shipper.report.currencies import currency_code
 from shipper.report.metrics import Metric
 
@@ -16,7 +17,6 @@ _MONTHS: Final = (
     *("July", "August", "September", "October", "November", "December"),
 )
 _TO: Final = "\N{EN DASH}"
-_JOINERS: Final = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # some scripts and pictures need them
 _ENDS_OF_DAY: Final = (time(0, 0, 0), time(23, 59, 59))
 
 
@@ -51,15 +51,8 @@ def named(identifier: int, name: str | None) -> str:
 
 
 def clean(text: str | None) -> str:
-    """Take out what a terminal would obey instead of show, and what turns text around; it comes from outside."""
-    return "".join(
-        character
-        if character.isprintable() or character in _JOINERS
-        else " "
-        if character.isspace()
-        else "\N{REPLACEMENT CHARACTER}"
-        for character in text or ""
-    )
+    """Return a text of the service as people may see it; empty if there is none."""
+    return printable(text or "")
 
 
 def currency(name: str | None, rate: Decimal | None) -> str:

@@ -17,6 +17,8 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from shipper.printable import printable, printable_json
+
 _BURST: Final = 10  # lines of an event at once
 _REFILL_S: Final = 30.0  # and then one in so many seconds
 _LEVELS: Final = logging.getLevelNamesMapping()
@@ -48,18 +50,23 @@ class ForgivingStderr:
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:
     try:
-        return _encode(event).decode()
+        return printable_json(_encode(event).decode())
     except UnicodeEncodeError:  # a name of a file that is not UTF-8, in some message
         return _encode(_written_out(event)).decode()
 
 
-def _written_out(value: Any) -> Any:
-    """Return a value with everything written out that is no Unicode."""
+def _written_out(value: Any, keep: str = "") -> Any:
+    """Return a value with all texts in it as people may see them."""
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
+        return printable(value, keep=keep)
     if isinstance(value, dict):
-        return {_written_out(key): _written_out(each) for key, each in value.items()}
-    return [_written_out(each) for each in value] if isinstance(value, list | tuple) else value
+        return {_written_out(key): _written_out(each, keep) for key, each in value.items()}
+    return [_written_out(each, keep) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _for_a_terminal(_: Any, __: str, event: _Event) -> _Event:
+    """The last of the processors before the renderer for people; a traceback has several lines."""
+    return {key: _written_out(value, "\n" if key == "exception" else "") for key, value in event.items()}
 
 
 class _Allowance(Struct):
@@ -149,6 +156,7 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"], *, no
             structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
             if is_json(format)
             else structlog.processors.format_exc_info,
+            *([] if is_json(format) else [_for_a_terminal]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),  # what is written, the gate tells

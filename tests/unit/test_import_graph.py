@@ -14,7 +14,7 @@ ROOT = Path(shipper.__file__).parent
 
 # From the ground up; a module imports from its own unit and from lower layers, never from a neighbour or from above.
 LAYERS = [
-    {"errors", "wire", "crash_points", "permissions", "programs"},
+    {"errors", "wire", "crash_points", "permissions", "printable", "programs"},
     {"framing"},
     {"records"},
     {"addresses", "secrets"},
@@ -30,7 +30,7 @@ LAYERS = [
 ]
 OPEN_TO_ALL = {"telemetry", "__init__"}
 NO_IO = {"anyio", "asyncio", "httpx", "sqlite3", "socket", "time", "random", "os", "threading", "subprocess"}
-PURE = {"errors", "wire", "framing", "records", "codec", "batching"}
+PURE = {"errors", "printable", "wire", "framing", "records", "codec", "batching"}
 
 
 def unit_of(path: Path) -> str:

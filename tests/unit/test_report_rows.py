@@ -285,7 +285,7 @@ def test_totals_of_lines_are_those_of_the_documents():
         ("2026-01-01T06:00:00", "2026-01-02T06:00:00", "2026-01-01T06:00:00 to 2026-01-02T06:00:00", None),
         ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z", "2026-01-01T00:00:00Z to 2026-01-02T00:00:00Z", None),
         ("2026-01-02T00:00:00", "2026-01-01T00:00:00", "2026-01-02T00:00:00 to 2026-01-01T00:00:00", None),
-        ("some\x1bday", "", "some\N{REPLACEMENT CHARACTER}day to ", "some\N{REPLACEMENT CHARACTER}day"),
+        ("some\x1bday", "", r"some\x1bday to ", r"some\x1bday"),
         ("9999-12-01T00:00:00", "9999-12-31T00:00:00", "December 9999", "Dec 9999"),
     ],
 )
@@ -311,7 +311,7 @@ def test_moments_are_written_for_a_reader(text, shown):
 
 
 def test_names_lose_what_would_be_obeyed():
-    assert clean("a\x1b[2J\u202eb\x00") == "a\ufffd[2J\ufffdb\ufffd"
+    assert clean("a\x1b[2J\u202eb\x00") == r"a\x1b[2J\u202eb\x00"
     assert clean("non\u00a0breaking\nline") == "non breaking line"
     assert clean("\N{FAMILY}\u200d\u200cx") == "\N{FAMILY}\u200d\u200cx"
     assert clean(None) == ""

@@ -17,6 +17,7 @@ from shipper.cli.common import (
     on_one_line,
     plain,
     prepare,
+    print_json,
     reader_may_leave,
     say,
 )
@@ -65,7 +66,7 @@ def show_list(
     with reader_may_leave():
         if form == "json":
             for letter in found:
-                print(msgspec.json.encode(_document(letter)).decode())
+                print_json(msgspec.json.encode(_document(letter)))
         elif counts:
             print(_table(found))
             print(f"\n{len(found):,} of {sum(counts.values()):,} dead letters: {by_rule(counts)}")
@@ -184,6 +185,11 @@ def _table(letters: list[DeadLetter]) -> str:
     )
 
 
+def _indented(value: str) -> str:
+    """Return a value of perhaps several lines, of which none can be taken for a line of ours."""
+    return plain(value).replace("\n", f"\n{'':17}")
+
+
 def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
     facts = {
         "reason": f"{letter.rule}: {letter.message}",
@@ -198,7 +204,7 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
     }
     if header:
         facts["header"] = _text(header)
-    lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {plain(value)}" for name, value in facts.items())]
+    lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {_indented(value)}" for name, value in facts.items())]
     record = _text(raw) if raw else "(not kept: it was too long to be read; its position is above)"
     size = f"{len(raw):,} bytes"
     if letter.whole_bytes:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import typer
 
-from shipper.cli.common import reader_may_leave
+from shipper.cli.common import plain, reader_may_leave
 from shipper.errors import ReportError
+from shipper.printable import printable_json
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
@@ -159,16 +160,21 @@ def _table(fetched: Sequence[Fetched], target: Path | None) -> bytes:
     return text.getvalue().encode(screen.encoding if target is None else "utf-8", "replace")
 
 
-def write(data: bytes, target: Path | None) -> None:
+def write(data: bytes, target: Path | None, *, form: str = "table") -> None:
     """
     Write to stdout, or the file as a whole: under its name stands the old one or the new one, never a part.
 
     A link is followed. What is no file of a disk, such as a named pipe, is written into.
 
+    Args:
+        form: What is for programs reaches a terminal without what it would obey; a table has colours.
     Raises:
         ReportError: It cannot be written.
     """
     if target is None:
+        if form != "table" and sys.stdout.isatty():
+            text = data.decode().replace("\r\n", "\n")
+            data = (plain(text) if form == "csv" else printable_json(text)).encode()
         try:
             with reader_may_leave():
                 sys.stdout.buffer.write(data)

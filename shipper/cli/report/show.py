@@ -93,7 +93,7 @@ def show(
     found = [shown for _, shown in outcome.reports]
     findings = checking.in_words([shown.checked for shown in found], amount, has_infos=checks)
     if found:
-        write(out.joined([shown.piece for shown in found], [told.text for told in findings]), out.target)
+        write(out.joined([shown.piece for shown in found], [told.text for told in findings]), out.target, form=out.form)
     checking.tell_unknown(shown.unknown_fields for shown in found)
     calls = checking.tell(findings, is_full=checks)
     if tell_failures(outcome):

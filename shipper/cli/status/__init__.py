@@ -25,6 +25,7 @@ from shipper.cli.common import (
 if TYPE_CHECKING:
     from shipper.cli.status.look import Look
     from shipper.config import Settings
+from shipper.printable import printable_json
 
 
 def status(
@@ -82,7 +83,7 @@ def _as_json(seen: Look, settings: Settings, *, shows_all: bool, **others: objec
     from shipper.cli.status.look import document
 
     whole = document(seen, settings.state.directory, shows_all=shows_all)
-    return msgspec.json.encode({**whole, **others}).decode()
+    return printable_json(msgspec.json.encode({**whole, **others}).decode())
 
 
 def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:

@@ -1,0 +1,48 @@
+"""Text from outside, as people may see it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import unicodedata
+
+import pytest
+
+from shipper.printable import printable, printable_json
+
+EVERY_CHARACTER = "".join(map(chr, range(sys.maxunicode + 1)))
+JOINERS = "\u200c\u200d"
+
+
+def is_visible(text: str) -> bool:
+    """Return whether no terminal obeys it, and every encoder takes it; also characters that are not yet assigned."""
+    return all(each in JOINERS or each == " " or unicodedata.category(each)[0] not in "CZ" for each in text)
+
+
+def test_no_character_reaches_a_terminal_that_it_would_obey():
+    assert is_visible(printable(EVERY_CHARACTER))
+    assert is_visible(printable(EVERY_CHARACTER, keep="\n\t").replace("\n", "").replace("\t", ""))
+    printable(EVERY_CHARACTER).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Größe ☕ 日本 \N{FAMILY}\u200d\u200cx", "Größe ☕ 日本 \N{FAMILY}\u200d\u200cx"),
+        ("a\x1b[2J\x9b\u202eb\0", r"a\x1b[2J\x9b\u202eb\x00"),
+        ("two\nlines\rand\ttabs\x85\u2028", r"two lines\rand\ttabs\x85\u2028"),
+        ("wide\u00a0\u3000blanks", "wide  blanks"),
+        ("caf\udce9 \ud800", r"caf\xe9 \ud800"),
+        ("", ""),
+    ],
+)
+def test_what_is_no_visible_character_is_written_out(text: str, shown: str):
+    assert printable(text) == shown
+    assert printable(shown) == shown
+
+
+def test_json_stays_the_same_document():
+    text = EVERY_CHARACTER.encode(errors="ignore").decode()
+    document = json.dumps({text: text}, ensure_ascii=False)
+    assert is_visible(printable_json(document))
+    assert json.loads(printable_json(document)) == {text: text}
