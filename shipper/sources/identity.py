@@ -280,8 +280,7 @@ class StreamBook:
 
     def open_known(self, path: Path) -> StreamReader | None:
         """
-        Open a file if it is a known stream with something in it that is not settled, or an archive whose end was not
-        reached yet.
+        Open a file if it is a known stream, and there is something in it that is not settled, or its end was not seen.
 
         Raises:
             SourceError: It cannot be read.
@@ -289,10 +288,13 @@ class StreamBook:
         """
 
         def identify(content: Content) -> Stream | None:
+            here = self.at(_place_of(content.status()))
             stream = self._identify(content, path, may_wait=True)
-            if stream is None or (content.compression and self.has_changed(stream, content.status())):
-                return stream
-            return stream if content.pread(1, max(stream.checkpoint, stream.read_offset)) else None
+            if stream is None:
+                return None
+            is_unended = content.compression != "" and self.has_changed(stream, content.status())
+            is_unended |= stream is here and stream.ended_size < 0
+            return stream if is_unended or content.pread(1, max(stream.checkpoint, stream.read_offset)) else None
 
         return self._open(path, identify)
 

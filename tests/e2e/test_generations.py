@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -196,6 +197,47 @@ def test_a_file_that_was_compressed_while_nothing_ran_stands_in_the_way_until_it
         lambda: shipper.run("status", "--until", "now", *include).returncode == 0, "it was looked at"
     )
     tail.stop(20)
+
+
+def forget_the_ends(shipper: Shipper) -> None:
+    """What is left by a process that ended after the last record was settled, and before it looked for more."""
+    with sqlite3.connect(shipper.state / "state.db") as db:
+        db.execute("UPDATE streams SET ended_size = -1, ended_ns = -1, settled_until = NULL")
+        db.execute("UPDATE streams SET size = 0 WHERE compression != ''")
+
+
+def test_an_archive_that_was_settled_but_not_seen_to_end_is_delivered_once_it_was_looked_at(
+    tail: Tail, shipper: Shipper
+):
+    include = ("--set", f'input.include=["{tail.file}"]')
+    tail.append(0, 10)
+    tail.pass_by(NAME, 10)
+    for generation in (1, 2):
+        tail.append(10 * generation, 10 * generation + 10)
+        compressed(tail.file, generation)
+    tail.pass_by(NAME, 30)
+    forget_the_ends(shipper)
+    assert shipper.run("status", "--until", "now", *include).returncode == 4
+    tail.start(NAME)
+    tail.running.wait_until(
+        lambda: shipper.run("status", "--until", "now", *include).returncode == 0, "they were looked at"
+    )
+    tail.stop(30)
+
+
+def test_a_rotated_file_that_was_settled_but_not_seen_to_end_is_put_away_after_a_restart(tail: Tail, shipper: Shipper):
+    tail.append(0, 10)
+    tail.start(NAME, input__on_complete="delete")
+    tail.wait(10)
+    old = tail.file.rename(tail.folder / f"{NAME}.1")
+    tail.append(10, 20)
+    tail.wait(20)
+    tail.stop(20)
+    forget_the_ends(shipper)
+    tail.start(NAME, input__on_complete="delete", input__rotate_wait_seconds=0.2)
+    tail.running.wait_until(lambda: not old.exists(), "it is deleted")
+    tail.stop(20)
+    assert tail.file.exists()
 
 
 def test_a_file_that_is_gone_stands_in_the_way_until_somebody_has_looked_for_it(tail: Tail, shipper: Shipper):
