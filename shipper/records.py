@@ -76,7 +76,7 @@ class Stream(Struct, eq=False, kw_only=True):
         size: Bytes of content that were known to exist at the last look.
         ended_size, ended_ns: Size and time of the file when its end was reached; while it has both, nothing is new.
         is_rotated: Whether it has left the place where it was written, so that it does not grow any more.
-        is_gone: Whether it was looked for and is nowhere any more, so that nothing more can come of it.
+        is_gone: Whether it was put away, or looked for and is nowhere any more, so that nothing more can come of it.
         marker: Its checkpoint, and what proves it.
         read_offset: Offset up to which this process has read; where it goes on if it opens the stream again.
         head: How it begins, as far as that was seen.

@@ -22,9 +22,9 @@ from shipper.sources.identity import Place
 
 log = structlog.get_logger("sources")
 
-# It is put away, or somebody else has taken it away; somebody has it open for writing; it alone holds the record of a
-# dead letter; it is not settled to its end.
-Outcome = Literal["done", "written", "needed", "unsettled"]
+# It is put away; there is nothing to do, as somebody else has taken it away; somebody has it open for writing; it alone
+# holds the record of a dead letter; it is not settled to its end.
+Outcome = Literal["put_away", "done", "written", "needed", "unsettled"]
 
 _PRIVATE: Final = ".shipper-done"  # ends the name, `.NAME.shipper-done`, of a file that is being put away
 _AT_FDCWD: Final = -100
@@ -83,6 +83,7 @@ class Completion:
             outcome = self._look(private, descriptor, stream)
             if outcome == "done":
                 self._put_away(private, path, stream)
+                outcome = "put_away"
         finally:
             if os.path.lexists(private):
                 _put_back(private, path)

@@ -155,9 +155,15 @@ class FilesOnce:
                 await run_sync(self._complete, settled)
 
     def _complete(self, settled: list[Stream]) -> None:
+        put_away = []
         for stream in settled:
-            if self._completion.complete(stream) == "done":
+            outcome = self._completion.complete(stream)
+            if outcome in {"put_away", "done"}:
                 self._uncompleted.remove(stream)
+            if outcome == "put_away":
+                put_away.append(stream)
+        with suppress(StateError):  # the next run sees that they are gone
+            note_gone(self._register, put_away, self._wall_time())
 
     def _read_some(self) -> list[Chunk]:
         """Read on, into the next files if one gives little; empty at the end of all."""

@@ -13,7 +13,7 @@ import structlog
 
 from shipper.errors import SourceError
 from shipper.records import Stream, shown
-from shipper.sources.completion import KEEP, Completion
+from shipper.sources.completion import KEEP, Completion, Outcome
 from shipper.sources.discovery import Found, Patterns, names
 from shipper.sources.generations import looks_like_generation, sibling_of
 from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name
@@ -414,10 +414,10 @@ class Follower:
         if not is_present and file.reader.content.status().st_nlink:
             self._book.find_renamed([stream], are_open=True)
         if self._is_to_complete(stream, is_named=is_present):
-            outcome = self._completion.complete(stream) if stream.is_settled else "unsettled"
+            outcome = self._complete_settled(stream) if stream.is_settled else "unsettled"
             if outcome in {"written", "needed"} or not stream.is_settled:
                 return  # it stays open until it goes
-            is_present &= outcome != "done"
+            is_present &= outcome not in {"put_away", "done"}
         if not is_present:
             log.info("source_closed", path=stream.shown_path, offset=file.reader.offset)
             self.files.close(file)
@@ -436,7 +436,13 @@ class Follower:
     def _complete(self, stream: Stream, *, is_named: bool) -> None:
         """Delete or move a file that is to be put away, if it is settled."""
         if self._is_to_complete(stream, is_named=is_named) and stream.is_settled:
-            self._completion.complete(stream)
+            self._complete_settled(stream)
+
+    def _complete_settled(self, stream: Stream) -> Outcome:
+        outcome = self._completion.complete(stream)
+        if outcome == "put_away":
+            note_gone(self._register, [stream], self._wall_time())
+        return outcome
 
     def _begin_at_ends(self, unknown: list[Found]) -> None:
         """Save where files begin that were there before their pattern; what comes later begins at its beginning."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 from collections.abc import Callable
@@ -107,6 +108,23 @@ def test_backfill_does_not_put_away_what_is_still_written(shipper: Shipper, serv
         assert str(live) in result.stderr
     assert shipper.backfill(live, settings={"input.on_complete": "delete"}).counts()[0] == 0
     assert not live.exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("action", ["delete", "move"])
+def test_what_backfill_has_put_away_is_delivered_by_its_status(
+    shipper: Shipper, service: Service, sample: Sample, action: str, workers: int
+):
+    export = shipper.folder / "exports" / "export.ndjson"
+    export.parent.mkdir()
+    export.write_bytes(b"".join(sample.lines[:10]))
+    archive = export.with_name("other.ndjson.gz")
+    archive.write_bytes(gzip.compress(b"".join(sample.lines[10:20])))
+    settings = {"input.on_complete": action, "input.completed_directory": str(shipper.folder / "done")}
+    assert shipper.backfill(export, archive, "--workers", str(workers), settings=settings).counts()[0] == 20
+    assert not any(export.parent.iterdir())
+    result = shipper.run("status", "--until", "now", "--all", settings=settings)
+    assert result.returncode == 0, result.stdout
 
 
 def test_what_takes_the_name_of_a_file_that_was_being_put_away_is_not_overwritten(
