@@ -23,6 +23,7 @@ from tests.torture.application import RunLane
 from tests.torture.books import Books
 from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
+from tests.torture.live import LiveLane
 from tests.torture.pipe import PipeLane
 from tests.torture.service import Service
 
@@ -30,7 +31,7 @@ FRESH_S: Final = 30.0  # in which a new record arrives once it is quiet
 CALM_S: Final = 3.0
 DRAIN_S: Final = 240.0
 LIMIT_S: Final = 600.0  # beyond the duration, for all of it
-SHARES: Final = {RunLane: 0.5, PipeLane: 0.3, BackfillLane: 0.2}
+SHARES: Final = {RunLane: 0.4, PipeLane: 0.3, BackfillLane: 0.2, LiveLane: 0.1}
 
 
 def main() -> None:

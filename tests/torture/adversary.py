@@ -14,6 +14,7 @@ from tests.torture import faults
 from tests.torture.application import RunLane
 from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
+from tests.torture.live import LiveLane
 from tests.torture.service import Service
 
 _FULL_PAUSES_S: Final = 60.0  # of a run; in a shorter one there is less time between two faults
@@ -66,14 +67,20 @@ class Adversary:
         self._pace = min(1.0, seconds / _FULL_PAUSES_S)
         self._is_closing = threading.Event()
         self._failed = threading.Event()
-        self._dealing = {"service", "files", *(lane.name for lane in lanes)}
         self._seed = seed
         self.errors: list[str] = []
         self.service_deck = Deck(faults.SERVICE, Random(f"{seed} service"))
-        self.file_deck = Deck(faults.FILE, Random(f"{seed} files"))
+        self.file_decks = {
+            lane.name: Deck(
+                faults.LIVE if isinstance(lane, LiveLane) else faults.FILE, Random(f"{seed} files {lane.name}")
+            )
+            for lane in lanes
+            if isinstance(lane, RunLane)
+        }
         self.lane_decks = {
             lane.name: Deck(_faults_of(lane), Random(f"{seed} {lane.name}"), without=_left_out(lane)) for lane in lanes
         }
+        self._dealing = set(self.decks)
         self._producing = [threading.Thread(target=self._guard, args=(self._feed, lane)) for lane in lanes]
         self._attacking = [
             threading.Thread(target=self._guard, args=(self._attack_service,)),
@@ -82,7 +89,8 @@ class Adversary:
 
     @property
     def decks(self) -> dict[str, Deck]:
-        return {"service": self.service_deck, "files": self.file_deck, **self.lane_decks}
+        of_files = {_files_of(name): deck for name, deck in self.file_decks.items()}
+        return {"service": self.service_deck, **of_files, **self.lane_decks}
 
     def run(self) -> None:
         """Begin, and come back when all faults are over; the lanes go on."""
@@ -131,22 +139,28 @@ class Adversary:
             lane.rest(0.1)
 
     def _feed(self, lane: Lane) -> None:
-        rng, deck = Random(f"{self._seed} files pauses"), self.file_deck
+        rng, deck = Random(f"{self._seed} files pauses {lane.name}"), self.file_decks.get(lane.name)
         next_at = time.monotonic()
         while not self._is_closing.is_set() and not self._failed.is_set():
             lane.produce()
             time.sleep(0.01)
-            if isinstance(lane, RunLane) and time.monotonic() > next_at:
+            if deck is not None and isinstance(lane, RunLane) and time.monotonic() > next_at:
                 if self._goes_on(deck):
                     self._deal(deck, lane, rng.choice(lane.files))
                     next_at = time.monotonic() + rng.uniform(0.5, 2.5) * self._pace
                 else:
-                    self._dealing.discard("files")
+                    self._dealing.discard(_files_of(lane.name))
         lane.finish_producing()
 
 
 def _faults_of(lane: Lane) -> dict[str, Callable[..., bool]]:
-    return {**faults.LANE, **faults.EXPORTS} if isinstance(lane, BackfillLane) else {**faults.LANE}
+    if isinstance(lane, BackfillLane):
+        return {**faults.LANE, **faults.EXPORTS}
+    return {**faults.LANE, **faults.RUN} if isinstance(lane, RunLane) else {**faults.LANE}
+
+
+def _files_of(name: str) -> str:
+    return f"files of {name}"
 
 
 def _left_out(lane: Lane) -> list[str]:

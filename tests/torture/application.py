@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any, ClassVar, Final
 
-from tests.e2e.files import compress, copytruncate
+from tests.e2e.files import COMPRESSIONS, compress, copytruncate
 from tests.torture.lanes import Lane
 
 _FILES: Final = ("app", "web", "api")
@@ -53,6 +54,9 @@ class LogFile:
 
     def finish_line(self) -> None:
         self.write(self.take_rest())
+
+    def begin(self) -> None:
+        self.path.touch()
 
     def write(self, data: bytes) -> None:
         with self.path.open("ab") as out:
@@ -112,11 +116,18 @@ class RunLane(Lane):
         """Tell whether the service has not got all of what is in a file."""
         return any(not self.has(number) and not self.make(number).rule for number in file.numbers)
 
-    def _rotated(self, file: LogFile) -> Path:
+    def do_soon(self, chore: Callable[[], object]) -> Event:
+        """Have the application do something; the event tells that it has. For other threads than the application's."""
+        is_done = Event()
+        self._chores.append((0.0, lambda: (chore(), is_done.set())))
+        return is_done
+
+    def _rotated(self, file: LogFile, *, has_date: bool = False) -> Path:
         self._rotations += 1
         self.noted["rotations"] += 1
         self.noted["rotations in flight"] += self.is_in_flight(file)
-        return file.path.with_name(f"{file.path.name}.{self._rotations}")
+        suffix = f"-20261101-{self._rotations:06}" if has_date else f".{self._rotations}"
+        return file.path.with_name(f"{file.path.name}{suffix}")
 
     def rename(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
         """Rename a file; the rest of a torn line is written into the old one a little later, and that is compressed."""
@@ -139,14 +150,28 @@ class RunLane(Lane):
             return False
         file.finish_line()
         for _ in range(rng.randrange(2, 5)):
-            for _ in range(rng.randrange(1, 20)):
-                number, record = self.next_record()
-                file.numbers.append(number)
-                file.write(record.line)
-            file.path.rename(self._rotated(file))
-            file.numbers.clear()
-        file.write(b"")
+            self._rotate_briefly(file, rng)
         return True
+
+    def rotate_while_stopped(self, rng: Random) -> None:
+        """Rename what is there, and one to four files that are begun only now; some are compressed at once."""
+        file, has_date = rng.choice(self.files), rng.random() < 0.5
+        file.begin()
+        file.finish_line()
+        for _ in range(1 + rng.randrange(1, 5)):
+            new = self._rotate_briefly(file, rng, has_date=has_date)
+            if rng.random() < 0.3:
+                compress(new, rng.choice([*COMPRESSIONS]))
+
+    def _rotate_briefly(self, file: LogFile, rng: Random, *, has_date: bool = False) -> Path:
+        for _ in range(rng.randrange(1, 20)):
+            number, record = self.next_record()
+            file.numbers.append(number)
+            file.write(record.line)
+        new = file.path.rename(self._rotated(file, has_date=has_date))
+        file.numbers.clear()
+        file.begin()
+        return new
 
     def copy_and_truncate(self, file: LogFile, rng: Random, *, suffix: str = "") -> bool:
         """Copy a file and empty it; the copy stays beside it."""

@@ -1,5 +1,5 @@
 """
-Everything that goes wrong, in five tables: add to them, and it is dealt, counted and missed if it never happened.
+Everything that goes wrong, in tables: add to them, and it is dealt, counted and missed if it never happened.
 
 A fault is a function of what it befalls and a source of chance; it takes its time, and tells whether it bit.
 """
@@ -20,6 +20,7 @@ from tests.e2e.files import COMPRESSIONS
 from tests.torture.application import LogFile, RunLane
 from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
+from tests.torture.live import LiveLane
 from tests.torture.service import AGAIN, NAMED, VAGUE, Medley, Misbehaviour, Service, Shape
 
 ServiceFault = Callable[[Service, Random], bool]
@@ -246,6 +247,20 @@ EXPORTS: Final[dict[str, Callable[[BackfillLane, Random], bool]]] = {
 }
 
 
+# A shipper of log files -------------------------------------------------------------------------------------------
+
+
+def _rotate_while_stopped(lane: RunLane, rng: Random) -> bool:
+    """End it, let files be begun and rotated away, and start the next one."""
+    lane.rest_until(lane.is_alive, limit_s=_BITE_LIMIT_S)
+    lane.end_by(rng.choice([signal.SIGTERM, signal.SIGKILL]))
+    is_done = lane.do_soon(lambda: lane.rotate_while_stopped(rng))
+    return not lane.is_alive() and is_done.wait(_BITE_LIMIT_S)
+
+
+RUN: Final[dict[str, Callable[[RunLane, Random], bool]]] = {"generations rotated while stopped": _rotate_while_stopped}
+
+
 # A log file -------------------------------------------------------------------------------------------------------
 
 FILE: Final[dict[str, FileFault]] = {
@@ -255,4 +270,11 @@ FILE: Final[dict[str, FileFault]] = {
     "copied and truncated": RunLane.copy_and_truncate,
     "copied and truncated, then gz": partial(RunLane.copy_and_truncate, suffix="gz"),
     "truncated when all was read": RunLane.truncate_when_read,
+}
+
+LIVE: Final[dict[str, Callable[[LiveLane, LogFile, Random], bool]]] = {
+    "restored from a copy": LiveLane.restore,
+    "folder renamed and back": LiveLane.rename_folder,
+    "renamed and written late": LiveLane.write_late,
+    "renamed, and nothing after": LiveLane.leave_empty,
 }
