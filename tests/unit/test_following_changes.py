@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from shipper.sources.completion import Completion
-from tests.unit.follower_bench import Bench, settle, settle
+from tests.unit.follower_bench import Bench, settle
 
 LATER = 2000.0
 
