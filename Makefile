@@ -63,10 +63,8 @@ torture: setup ## everything goes wrong at once and nothing may be lost (SEED, D
 fuzz: setup ## hostile input to everything that reads what others wrote (EXECUTIONS=1000000, SEED)
 	$(BIN)/python -m tests.fuzz --executions $(or $(EXECUTIONS),1000000) $(if $(SEED),--seed $(SEED))
 
-lock: ## write requirements.lock anew: newest versions, hashes, no index address
-	$(PYTHON) -m venv $(VENV)/lock
-	$(VENV)/lock/bin/pip install --quiet --disable-pip-version-check uv
-	$(VENV)/lock/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+lock: setup ## write requirements.lock anew: newest versions, hashes, no index address
+	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
 all: check test ## what CI runs
