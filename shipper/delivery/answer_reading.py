@@ -28,6 +28,7 @@ from shipper.delivery.answer_words import (
     plain,
     role_of,
     speaks_of_failure,
+    speaks_of_success,
     whole_number,
 )
 from shipper.delivery.results import ALL_TAKEN, Findings, Results
@@ -36,6 +37,7 @@ _STATUS_OF_AGAIN: Final = 503  # of words such as "throttled", which have no num
 _OF_RECORDS: Final = {400, 409, 413, 415, 422}  # of an error that may lie in an event
 _GOOD: Final = frozenset({Outcome.GOOD, Outcome.NONE})
 _BAD: Final = frozenset({Outcome.BAD, Outcome.AGAIN})
+_MESSAGES: Final = {"message", "msg", "text"}
 _FLAGS: Final = {"ok", "valid", "isvalid", "ack"}
 
 
@@ -145,6 +147,8 @@ class _Reader:
                 self._found.partial = name, value
             elif outcome_of(value)[0] is Outcome.GOOD:
                 self._found.is_positive = True
+            elif value and plain(name) in _MESSAGES and not speaks_of_success(value):
+                self._found.weak = name, value
         else:
             self._read_other(name, value, depth)
 

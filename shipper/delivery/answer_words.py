@@ -73,7 +73,7 @@ _EXACT: Final[dict[str, Role]] = {
         Role.WORDS: "message messages msg text description detail details title note notes reason info comment type "
         "warning warnings",
         Role.STATUS: "status statuscode code state result outcome disposition httpstatus httpstatuscode httpcode "
-        "resultcode returncode responsecode responsestatus statustext",
+        "resultcode returncode responsecode responsestatus statustext rc ret retcode",
         Role.RESULTS: "results items events responses records data entries outcomes statuses offsets receipts rows "
         "elements",
         Role.TOTAL: "count total size n received submitted receivedcount",
@@ -89,7 +89,12 @@ _EXACT: Final[dict[str, Role]] = {
 } | dict.fromkeys(_EVENT_FIELDS, Role.HARMLESS)
 _BY_PART: Final = (
     (Role.UNPROCESSED, re.compile(r"unprocessed|toretry|retried|notprocessed|deferred|postponed|onhold")),
-    (Role.DENIAL, re.compile(r"(?:error|fault|exception|error(?:message|type|code|string)|fault(?:code|string))$")),
+    (
+        Role.DENIAL,
+        re.compile(
+            r"(?:error|fault|exception|error(?:message|type|code|string)|fault(?:code|string))$|^exception|stacktrace|^traceback"
+        ),
+    ),
     (
         Role.REFUSED,
         re.compile(
@@ -162,7 +167,8 @@ _SPEAKS_OF_FAILURE: Final = re.compile(
     r"error|exception|fail|reject|refus|denied|\bden(?:y|ies)\b|declin|invalid|malform|illegal|unable|cannot|n't\b"
     r"|unavailab|unauthori|forbidden|fault\b|abort|time[d -]{0,2}out|exceed|throttl|discard|\bdropp|\bdrops?\b|ignored"
     r"|skipped|unsupported|unrecogni|conflict|partial|incomplete|unprocess|unsuccess|unexpected|violat|maintenance|fatal|critical|\bpanic"
-    r"|\b(?:no|not|none|bad|wrong|false|missing|unknown|expired|crashed|down|nack|nok|ko|lost|too)\b"
+    r"|deadlock|traceback|\bquota\b|\bout of\b|\bdry[ -]?run\b"
+    r"|\b(?:no|not|none|nothing|full|busy|again|bad|wrong|false|missing|unknown|expired|crashed|down|nack|nok|ko|lost|too)\b"
     r"|\b(?:log|sign)(?:ged)?[ -]?in\b|\blogin\b"
     r"|fehler|ung.ltig|abgelehnt|erreur|\berrore\b|\berro\b|rechazad|rifiutat|inv.lid|nieprawid|ошибк"
     r"|(?:success|ok|accepted|received|stored|processed|valid)\W{1,3}(?:0\b|no\b|false)"
@@ -179,6 +185,7 @@ _COUNTS: Final = re.compile(
     rf"(?:^|[,;(] ?)(\d{{1,9}}) (?:{_THINGS} )?(?:\w+ )?{_DONE}|{_DONE} ?(?:[:=] ?(\d{{1,9}})\b|(\d{{1,9}}) {_THINGS})",
     re.ASCII | re.IGNORECASE,
 )
+_IS_DONE: Final = dict(_BY_PART)[Role.TAKEN]
 _YES: Final = re.compile(r"authori[sz]ed|authenticated|allowed|permitted|passed|verified|enabled|acceptable")
 _OF: Final = re.compile(r"\b(\d{1,9}) ?(?:of|/|out of)(?: the)? ?(\d{1,9})\b", re.ASCII | re.IGNORECASE)
 
@@ -257,7 +264,7 @@ def _outcome_of_word(value: str) -> Outcome:
         return Outcome.AGAIN
     if _BAD.search(word) or speaks_of_failure(value):
         return Outcome.BAD
-    return Outcome.GOOD if " " in value and dict(_BY_PART)[Role.TAKEN].search(word) else Outcome.UNKNOWN
+    return Outcome.GOOD if " " in value and _IS_DONE.search(word) else Outcome.UNKNOWN
 
 
 def _outcome_of_number(number: int, *, is_code: bool) -> Outcome:
@@ -319,10 +326,22 @@ def speaks_of_failure(text: str, events: int | None = None) -> bool:
     return _SPEAKS_OF_FAILURE.search(_NO_FAILURE.sub("", text)) is not None
 
 
+def speaks_of_success(text: str) -> bool:
+    """Return whether a text says that something was done or that nothing failed, or is but an id."""
+    words = text.lower().split()
+    if _NO_FAILURE.search(text) or (len(words) == 1 and any(map(str.isdigit, text))):
+        return True
+    return any(normal(word) in _GOOD or _IS_DONE.search(normal(word)) for word in words)
+
+
 def is_code(name: str) -> bool:
     """Return whether a status of this name is a code, of which 0 means success."""
     lowered = plain(name)
-    return ("code" in lowered and "status" not in lowered and "http" not in lowered) or lowered == "errno"
+    return ("code" in lowered and "status" not in lowered and "http" not in lowered) or lowered in {
+        "errno",
+        "rc",
+        "ret",
+    }
 
 
 def count_of(value: object) -> int | None:

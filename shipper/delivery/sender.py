@@ -250,8 +250,8 @@ class Sender:
             parcel.is_ambiguous |= error.was_sent
             return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
-        answer = _without_secrets(answer, authorization)
         verdict = judge(answer, events=batch.events, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
+        verdict = _without_secrets(verdict, authorization)
         parcel.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
         log.debug(
@@ -261,7 +261,7 @@ class Sender:
             bytes=len(batch.body),
             status=answer.status,
             traceparent=traceparent,
-            request_id=answer.request_id,
+            request_id=_masked(answer.request_id, authorization),
         )
         if shared.is_compressing and (change := self._compression_change(verdict, parcel)):
             return verdict, change
@@ -413,13 +413,19 @@ def _is_repeat(parcel: Parcel, *words: str) -> bool:
     return is_told
 
 
-def _without_secrets(answer: Answer, authorization: Authorization) -> Answer:
-    """Take out of an answer what it repeats of the request's secrets."""
-    for secret in authorization:
-        if secret and (secret.encode() in answer.body or secret in answer.request_id):
-            body = answer.body.replace(secret.encode(), MASK.encode())
-            answer = replace(answer, body=body, request_id=answer.request_id.replace(secret, ""))
-    return answer
+def _without_secrets(verdict: Verdict, authorization: Authorization) -> Verdict:
+    """Mask what the service's words repeat of the request's secrets; after they were judged, as a secret may be any."""
+    results = verdict.results
+    if not (verdict.words or results.rejected):
+        return verdict
+    rejected = {index: _masked(words, authorization) for index, words in results.rejected.items()}
+    return replace(verdict, words=_masked(verdict.words, authorization), results=replace(results, rejected=rejected))
+
+
+def _masked(text: str, authorization: Authorization) -> str:
+    for secret in filter(None, authorization):
+        text = text.replace(secret, MASK)
+    return text
 
 
 def _verdict(state: RetryCallState) -> Verdict:

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from shipper.delivery.answer_reading import read_results
-from shipper.delivery.answer_words import speaks_of_failure
+from shipper.delivery.answer_words import speaks_of_failure, speaks_of_success
 from shipper.delivery.results import ALL_TAKEN, Results
 from shipper.delivery.waits import asked_wait_s
 
@@ -244,6 +244,8 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
         return _BROKEN
     if speaks_of_failure(text, events):
         return _unreadable("its text speaks of failure")
+    if not speaks_of_success(text):
+        return _unreadable("its text says nothing that is known")
     return _BROKEN if answer.status in _PARTIAL else None
 
 

@@ -294,3 +294,18 @@ def test_a_service_that_asks_for_an_hour_while_another_request_succeeds_is_given
 
     assert shipper.backfill(file, settings=ONE_SENDER).returncode == 0
     assert len(set(fake.event_ids())) == 300
+
+
+@pytest.mark.parametrize("key", ["success", "false", "stored", "3", "t"])
+def test_a_secret_that_stands_in_an_answer_by_chance_changes_nothing_of_its_meaning(
+    key: str, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target._replace(subscription_key=key, token="t")
+    file = shipper.folder / "three.ndjson"
+    file.write_bytes(b"".join(sample.lines[:3]))
+    fake.default = Reply(status=200, body=b'{"success":false,"stored":0,"test":true}')
+    denied = shipper.run("backfill", file, "--summary", "json", settings=HASTY)
+    assert (denied.returncode, denied.summary["accepted"], denied.summary["pending"]) == (4, 0, 3)
+    fake.default = Reply(status=200, body=b'{"success":true,"stored":3,"rejected":[]}')
+    taken = shipper.run("backfill", file, "--summary", "json", settings=HASTY)
+    assert (taken.returncode, taken.summary["accepted"]) == (0, 3)
