@@ -211,6 +211,7 @@ class StreamBook:
     def forget(self, streams: Iterable[Stream]) -> None:
         """Drop lost streams that will not come back."""
         for stream in streams:
+            stream.is_gone = False  # or it would be saved again as one that was found
             self._unlose(stream)
             self.drop(stream)
 
