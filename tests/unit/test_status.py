@@ -198,6 +198,11 @@ def test_without_a_state_or_an_input_it_says_so():
     assert headline(look(read=0)) == ["process 7 is running, and has said nothing of itself yet; nothing was read yet"]
     (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
     assert line.endswith("1 input is not delivered to the end, and it is not known until when")
+    spool = SpoolState(1, 5000, 1200, None)
+    (line,) = headline(look(spool=spool, says=live()))
+    assert line.endswith("standard input is not delivered to the end, and it is not known until when")
+    (line,) = headline(look(stream(1, 5, delivered_until=None), spool=spool, says=live()))
+    assert line.endswith("1 input and standard input are not delivered to the end, and it is not known until when")
 
 
 def test_the_accounts_hold_with_what_is_pending_in_the_process():

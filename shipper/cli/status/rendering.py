@@ -113,12 +113,14 @@ def _delivered(seen: Look) -> str:
     if until is not None:
         what = "everything else" if seen.troubles else "everything"
         return f"{what} that was written until {moment(until, seen.at)} is delivered{but}"
-    behind = f"{_inputs(len(overview.behind))} not delivered to the end, and it is not known until when"
-    return f"{behind}{but}"
+    return f"{_behind(overview)} not delivered to the end, and it is not known until when{but}"
 
 
-def _inputs(count: int) -> str:
-    return "1 input is" if count == 1 else f"{count:,} inputs are"
+def _behind(overview: Overview) -> str:
+    names = [several(len(overview.behind), "input")] if overview.behind else []
+    names += ["standard input"] if overview.spool.lag_bytes else []
+    count = len(overview.behind) + (overview.spool.lag_bytes > 0)
+    return f"{' and '.join(names)} {'is' if count == 1 else 'are'}"
 
 
 # Figures ----------------------------------------------------------------------------------------------------------
