@@ -373,14 +373,14 @@ def ship(
 
 
 def left_before(files: Sequence[ReadBefore], letters: int) -> str:
-    """Say that records are not sent again only because their files are named again."""
+    """Return a sentence that names the dead letters of files that an earlier run has read."""
     whose = "its" if len(files) == 1 else "their"
     are = "is a dead letter" if letters == 1 else "are dead letters"
     return f"{read_before(files)}; {letters:,} of {whose} records {are}: shipper dead-letters replay"
 
 
 def read_before(files: Sequence[ReadBefore]) -> str:
-    """Say how far files were read by an earlier run."""
+    """Return words for how far files were read by an earlier run."""
     in_part = any(each.has_grown for each in files)
     if len(files) == 1:
         return f"{on_one_line(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"

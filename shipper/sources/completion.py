@@ -128,7 +128,7 @@ KEEP: Final = Completion()
 
 
 def put_back_unfinished(patterns: Iterable[str]) -> None:
-    """Give the files their names back that an earlier process was putting away when it was killed."""
+    """Restore the names of files that an earlier process was putting away when it was killed."""
     folders = {
         os.path.join(glob.escape(pattern), "**") if os.path.isdir(pattern) else os.path.dirname(pattern)
         for pattern in patterns
@@ -175,7 +175,7 @@ def _renameat2() -> Callable[[Path, Path], None]:
 
 
 def _put_back(private: Path, path: Path) -> None:
-    """Give a file its name back, or one beside it if that is taken by now."""
+    """Restore a file's name, or one beside it if that is taken by now."""
     back = _first_free(private, path)
     if back != path:
         log.warning("source_name_taken", path=shown(path), now=shown(back))

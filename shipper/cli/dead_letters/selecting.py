@@ -94,7 +94,7 @@ def by_rule(counts: Mapping[str, int]) -> str:
 
 
 def tell_not_whole(letters: Letters, selection: Selection) -> bool:
-    """Say how many letters have only a part of their record, or its position; return whether there are any."""
+    """Print how many letters have only a part of their record, or its position; return whether there are any."""
     count = sum(letters.count_by_rule(msgspec.structs.replace(selection, is_whole=False)).values())
     if count:
         say(
