@@ -10,7 +10,7 @@ from random import Random
 from threading import Event
 from typing import Any, ClassVar, Final
 
-from tests.e2e.files import COMPRESSIONS, compress, copytruncate
+from tests.e2e.files import COMPRESSIONS, compress, copytruncate, told
 from tests.torture.lanes import Lane
 
 _FILES: Final = ("app", "web", "api")
@@ -78,6 +78,15 @@ class RunLane(Lane):
         self._chores: list[tuple[float, Callable[[], object]]] = []
         # With what rotation makes of them, or only the names that are written: then it has to find the rest by itself.
         self._include = json.dumps([f"{self.folder}/{self.rng.choice(['*.ndjson*', '*.ndjson'])}"])
+
+    def __enter__(self) -> RunLane:
+        """Let it look at its patterns before anything is written: what had gone by then was never promised."""
+        super().__enter__()
+        self.start()
+        assert self.running is not None
+        running = self.running
+        running.wait_until(lambda: told(running, "inputs_found"), "it has looked at its patterns", limit_s=60)
+        return self
 
     def settings(self) -> dict[str, object]:
         return {**super().settings(), "input.include": self._include}
