@@ -185,16 +185,19 @@ class Follower:
         if self._is_first_look:
             names += self._book.known_paths()
         beside = self._siblings.find(names, self._followed_since, self._finding_at)
-        generations = [each.found for each in beside if each.is_generation and self._is_undecided(each.found.place)]
+        generations = [each.found for each in beside if each.is_generation and self._is_undecided(each.found)]
         # One that has just gone again is still to be told from a copy.
         held = {file.place for file in self.files if file.new_since is not None}
         self._beside = {each.place for each in generations} | (self._beside & held)
         self._tell_unknown({each.found.name for each in beside if not each.is_generation}, now)
         return generations
 
-    def _is_undecided(self, place: Place) -> bool:
-        file = self.files.at(place)
-        return self._book.at(place) is None if file is None else file.new_since is not None
+    def _is_undecided(self, found: Found) -> bool:
+        file = self.files.at(found.place)
+        if file is not None:
+            return file.new_since is not None
+        stream = self._book.at(found.place)  # of another name, it may have left its inode to this file
+        return stream is None or stream.path != found.name
 
     def _tell_unknown(self, names: set[str], now: float) -> None:
         """Name once what lies beside followed files and is no generation of them, if it does so for a while."""

@@ -130,6 +130,22 @@ def test_an_archive_whose_end_nobody_has_reached_is_opened_again_though_it_has_n
     assert bench.status(LATER).delivered_until == LATER
 
 
+def test_a_generation_that_got_the_inode_of_a_file_that_is_gone_is_read_though_no_pattern_names_it(bench: Bench):
+    other = bench.folder / "b.log"
+    write(other, lines(0, 10))
+    bench.start("*.log")
+    assert bench.ship(1.0, 2.0) == lines(0, 10)
+    (stream,) = bench.store.streams.known("file")
+    bench.stop()
+    other.rename(bench.folder / "a.log")  # as if another file had been given its inode
+    (bench.folder / "a.log").write_bytes(lines(100, 150))
+    rename(bench.folder / "a.log")
+    write(bench.folder / "a.log", lines(150, 160))
+    assert (bench.folder / "a.log.1").stat().st_ino == stream.inode
+    bench.start("*.log")
+    assert bench.ship(*map(float, range(10, 40))) in {lines(100, 160), lines(150, 160) + lines(100, 150)}
+
+
 def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))
