@@ -71,6 +71,7 @@ STATE: dict[str, Any] = {
     "spool": {"segments": 0, "bytes": 0, "lag_bytes": 0},
     "dead_letters": {},
     "dead_letter_bytes": 0,
+    "letters_without_record": 0,
     "newest_dead_letters": [],
     "unreachable_bytes": 0,
     "unreachable": [],
@@ -117,6 +118,7 @@ OPEN_LINE = replace(HEALTHY, lag_bytes=10, settled_bytes_per_second=0.0, accepte
 LETTERS = {
     "dead_letters": {"country": 1_204, "btag": 310, "timestamp": 44, "json": 3},
     "dead_letter_bytes": 612_000,
+    "letters_without_record": 0,
     "newest_dead_letters": [
         {
             "id": 1561 - index,

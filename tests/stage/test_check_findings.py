@@ -139,7 +139,7 @@ def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
 
 # What the service answers ---------------------------------------------------------------------------------------------
 
-QUOTING = b'{"message":"fake-token fake-subscription-key"}'
+QUOTING = b'{"message":"accepted: fake-token fake-subscription-key"}'
 DENIALS = (b'{"success":false,"message":"no events"}', b"No events")
 NO_KEY = b'{"message":"Access denied due to invalid subscription key. It is fake-subscription-key."}'
 WAIT = {"Retry-After": "7"}
