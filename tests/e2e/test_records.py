@@ -179,7 +179,10 @@ def test_a_repeat_while_the_first_record_has_no_answer_is_sent_by_nobody(
     fake.plan(HANG)
     settings = {"delivery.concurrency": 4, "batch.max_events": 10}
     running = shipper.start("pipe", "--summary", "json", settings=settings, stdin=subprocess.PIPE)
-    running.stdin.write(b"".join(sample.lines[:10] * 3 + sample.lines[10:20]))
+    running.stdin.write(b"".join(sample.lines[:10]))
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests == 1, "the first ten hang")
+    running.stdin.write(b"".join(sample.lines[:10] * 2 + sample.lines[10:20]))
     running.stdin.close()
     running.wait_until(lambda: len(fake.stored) == 1, "what follows is delivered")
     assert fake.event_ids() == sample.ids[10:20]
