@@ -70,3 +70,17 @@ def fake() -> Iterator[FakeService]:
     """A service that misbehaves as it is told."""
     with FakeService() as fake:
         yield fake
+
+
+@pytest.fixture
+def ships_to_fake(shipper: Shipper, fake: FakeService) -> None:
+    """The shipper ships to the service that misbehaves."""
+    shipper.target = fake.target
+
+
+@pytest.fixture
+def file(shipper: Shipper, sample: Sample) -> Path:
+    """A file of 300 records."""
+    path = shipper.folder / "events.ndjson"
+    path.write_bytes(b"".join(sample.lines[:300]))
+    return path

@@ -19,6 +19,8 @@ from tests.e2e.driver import Shipper, Target
 from tests.e2e.fake_service import HANG, RESET, STORE_AND_RESET, WEB_PAGE, FakeService, Reply
 from tests.e2e.files import told
 
+pytestmark = pytest.mark.usefixtures("ships_to_fake")
+
 # One sender, so that requests come in an order that can be written down.
 ONE_SENDER = {
     "delivery.concurrency": 1,
@@ -27,19 +29,6 @@ ONE_SENDER = {
     "batch.max_events": 100,
 }
 HASTY = {**ONE_SENDER, "delivery.give_up_after_seconds": 0.3}
-
-
-@pytest.fixture
-def shipper(shipper: Shipper, fake: FakeService) -> Shipper:
-    shipper.target = fake.target
-    return shipper
-
-
-@pytest.fixture
-def file(shipper: Shipper, sample: Sample) -> Path:
-    path = shipper.folder / "events.ndjson"
-    path.write_bytes(b"".join(sample.lines[:300]))
-    return path
 
 
 def assert_nothing_set_aside(shipper: Shipper) -> None:

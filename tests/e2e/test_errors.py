@@ -20,13 +20,6 @@ HASTY = {
 }
 
 
-@pytest.fixture
-def file(shipper: Shipper, sample: Sample) -> Path:
-    path = shipper.folder / "events.ndjson"
-    path.write_bytes(b"".join(sample.lines[:300]))
-    return path
-
-
 def test_no_configuration_says_what_to_write(shipper: Shipper):
     result = shipper.run("run", configured=False)
     assert (result.returncode, result.stdout) == (2, "")

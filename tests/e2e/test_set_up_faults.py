@@ -22,25 +22,14 @@ from tests.e2e.driver import SHIPPER, Result, Shipper, Target
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
 from tests.stage.servers import Origin
 
+pytestmark = pytest.mark.usefixtures("ships_to_fake")
+
 # The default of `delivery.give_up_after_seconds` is 900: a test that waited for it would fail for its own limit.
 FAULTS = {
     "401": (Reply(status=401, body=b'{"message":"Unauthorized"}'), "the service refused the access token"),
     "404": (Reply(status=404), "nothing is there"),
 }
 UNKNOWN = Target("https://intake.invalid", "key", "token")
-
-
-@pytest.fixture
-def shipper(shipper: Shipper, fake: FakeService) -> Shipper:
-    shipper.target = fake.target
-    return shipper
-
-
-@pytest.fixture
-def file(shipper: Shipper, sample: Sample) -> Path:
-    path = shipper.folder / "events.ndjson"
-    path.write_bytes(b"".join(sample.lines[:300]))
-    return path
 
 
 def assert_ended_fast(result: Result, words: str) -> None:

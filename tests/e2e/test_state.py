@@ -44,13 +44,6 @@ def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
     return Tail(shipper, service, sample)
 
 
-@pytest.fixture
-def file(shipper: Shipper, sample: Sample) -> Path:
-    path = shipper.folder / "events.ndjson"
-    path.write_bytes(b"".join(sample.lines[:300]))
-    return path
-
-
 # A state store that cannot be trusted -----------------------------------------------------------------------------
 
 
