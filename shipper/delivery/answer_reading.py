@@ -55,7 +55,7 @@ def read_results(document: object, events: int, event_ids: Callable[[], Sequence
     reader = _Reader(events, event_ids)
     try:
         reader.read(document)
-    except TooMuchError:
+    except (TooMuchError, RecursionError):  # what was decoded just so cannot be encoded again
         return Results(unclear="the answer is too long or nested too deep")
     return reader.results()
 

@@ -271,9 +271,9 @@ def _told_by(results: Results, status: int, events: int) -> _Row:
 
 def _repeats_a_name(body: bytes, document: object) -> bool:
     """Return whether an object has two fields of one name, of which decoding keeps only one."""
-    if msgspec.json.encode(document) == body:
-        return False
     try:
+        if msgspec.json.encode(document) == body:
+            return False
         json.loads(body.removeprefix(BOM_UTF8), object_pairs_hook=_distinct, parse_int=str)
     except (ValueError, RecursionError):
         return True

@@ -17,6 +17,8 @@ CLOSING = ACCEPTED.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
 DIGITS = b"9" * 5000
 ZEROS = b"1" + b"0" * 400
 DEEP = b"[" * 200_000
+# As deep as can be read, which may be deeper than what was read can be written again.
+NESTED = tuple(b'{"ok":false,"status":"x","0":%b}' % (b"[" * depth + b"]" * depth) for depth in range(900, 1_000))
 FLOOD_MAX = 64 << 20  # twice the most that is read of an answer, and what lies in the sockets
 
 
@@ -32,7 +34,7 @@ ANSWERS: tuple[bytes, ...] = (
     *(answer(b'{"results":[{"%b":%b}]}' % (name, ZEROS)) for name in (b"status", b"code")),
     *(
         answer(body)
-        for body in (b"{", DEEP, DEEP.replace(b"[", b'{"a":'), b'{"a":"\\ud800"}', b"\xff\xfe{", b"\0" * 9000)
+        for body in (b"{", DEEP, DEEP.replace(b"[", b'{"a":'), b'{"a":"\\ud800"}', b"\xff\xfe{", b"\0" * 9000, *NESTED)
     ),
     *(answer(b"", b"503 x", b"Retry-After: " + wait) for wait in (b"-1", b"nan", b"0." + b"0" * 5000, b"\xff", b"0 0")),
     answer(b"", b"503 x", b"Retry-After: Mon, 01 Jan 0001 00:00:00 +9999", b"Date: Mon, 99 Jan %b 0:0:0" % DIGITS),

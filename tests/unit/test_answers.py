@@ -191,6 +191,7 @@ def test_a_message_is_short_and_of_one_line_whatever_a_field_is_called(name: str
         b'{"results":[' + b"[" * 200 + b"]" * 200 + b"]}",
         b'{"rejected":[' + b"[1]," * 1000 + b"1]}",
         b'{"errors":' + b'{"errors":' * 200 + b"1" + b"}" * 200 + b"}",
+        *(b'{"0":' + b"[" * depth + b"]" * depth + b"}" for depth in range(900, 1_000)),
         b'{"":""}',
         b'{"":[]}',
         b'{"index":99999999999999999999,"error":"x"}',
