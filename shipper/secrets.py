@@ -234,7 +234,7 @@ def _masked(written: str) -> str:
 
 def _text(raw: bytes, origin: str, key: str) -> str:
     try:
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # Windows puts a byte order mark before what it saves
     except UnicodeDecodeError:
         raise ConfigError(f"{origin} is not UTF-8 text", key=key) from None  # the cause holds the bytes
 

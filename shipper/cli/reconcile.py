@@ -25,7 +25,7 @@ from shipper.cli.report.options import (
 )
 from shipper.cli.report.output import checked_target, iso, write
 from shipper.config import Settings
-from shipper.errors import StateError
+from shipper.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from shipper.report.attributing import Attributed
@@ -87,6 +87,7 @@ def reconcile(
     for day in wanted:
         days.day_of(f"{day}T12")  # a zone that will not do is told before anything is fetched
 
+    _check_ledger(settings)
     with _history(settings) as history:
 
         def use(part: Part, fetched: FetchedReport) -> Period:
@@ -113,6 +114,27 @@ def reconcile(
     if form == "csv" or target is not None:
         say(verdict(found))
     raise typer.Exit(1 if has_failed else 0 if found.is_explained else 3)
+
+
+def _check_ledger(settings: Settings) -> None:
+    """
+    Check that there is a ledger to compare with: a wrong directory would agree with every empty report.
+
+    Raises:
+        ConfigError: Nothing was ever shipped from the state directory.
+        StateError: The state cannot be read.
+    """
+    from shipper.state.overview import look_at
+    from shipper.state.store import bring_state_up_to_date
+
+    directory = settings.state.directory
+    bring_state_up_to_date(directory)
+    if look_at(directory) is None:
+        raise ConfigError(
+            f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare with; "
+            "name the state directory of the shipper that sends the records",
+            key="state.directory",
+        )
 
 
 @contextmanager
@@ -158,8 +180,7 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
     from shipper.state.overview import look_at
 
     overview = look_at(settings.state.directory)
-    if overview is None:
-        return ["There is no ledger in the state directory yet: nothing was shipped from here."]
+    assert overview is not None, "it was checked before anything was fetched"
     notes = []
     pending = sum(each.lag_bytes for each in overview.streams) + overview.spool.lag_bytes
     if pending:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -158,7 +159,7 @@ class OAuth2Source:
 def _document(body: bytes) -> dict[str, Any]:
     """Decode an answer; empty if it is no JSON object."""
     try:
-        document = msgspec.json.decode(body)
+        document = msgspec.json.decode(body.removeprefix(BOM_UTF8))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}

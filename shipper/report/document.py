@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from decimal import Decimal
 from types import MappingProxyType
@@ -31,7 +32,7 @@ class FetchedReport(Struct, frozen=True, kw_only=True):
     A report and what it was read from.
 
     Attributes:
-        body: The answer as it came, to the byte.
+        body: The answer as it came, to the byte; a byte order mark before it, which JSON does not have, is left out.
         unknown_fields: Paths of the fields that are not documented, `brands[].extra`; each once, however often it is
             there. Their values are in the body alone.
         fetched_at: Seconds since the epoch; None if that is not known.
@@ -59,6 +60,7 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
         ReportError: The body is not the report (not JSON, a web page, another document, a figure that is written as a
             string or is out of range), or it is the report of another account.
     """
+    body = body.removeprefix(BOM_UTF8)
     if body.lstrip()[:1] == b"<":
         raise ReportError("the answer is a web page, not a report; check the report's base_url")
     try:

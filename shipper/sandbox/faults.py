@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from codecs import BOM_UTF8
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -210,6 +211,7 @@ def read_script(document: bytes, *, source: str, is_json: bool = False) -> Fault
     Raises:
         ConfigError: It is neither TOML nor JSON, or says what no rule can say; names the place.
     """
+    document = document.removeprefix(BOM_UTF8)
     try:
         if is_json:
             return msgspec.json.decode(document, type=FaultScript)

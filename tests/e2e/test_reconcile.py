@@ -373,10 +373,26 @@ def test_records_of_others_are_counted_apart(
     )
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "only reports in it"])
+def test_state_directory_without_a_ledger_is_an_error_and_not_an_agreement(
+    reporting: Shipper, service: Service, is_there: bool
+):
+    """A wrong directory has the same ledger as one of a shipper that lost everything: none."""
+    days = ("2025-10-01", "2025-10-02")
+    if is_there:
+        assert show(reporting, "report", "fetch", "1001", *days).returncode == 0
+    before = sorted(reporting.state.iterdir()) if is_there else None
+    asked = len(service.requests(operation="report"))
+    result = reconcile(reporting, days=days)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert f"state.directory: {reporting.state} has no ledger" in " ".join(result.stderr.split())
+    assert len(service.requests(operation="report")) == asked
+    assert (sorted(reporting.state.iterdir()) if reporting.state.exists() else None) == before
+
+
 def test_notes_tell_what_is_pending_and_what_came_before_the_ledger(
     reporting: Shipper, service: Service, october: list[bytes]
 ):
-    assert reconcile(reporting).stdout.count("no ledger in the state directory") == 1
     assert ship(reporting, october[:100]).returncode == 0
     with sqlite3.connect(reporting.state / "state.db") as db:  # as if an earlier version had accepted them
         db.executescript(BACK_TO_3)

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import stat
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import date
@@ -188,6 +189,15 @@ def test_several_documents_are_an_array_of_exact_ones(told: Reporter, origin: Re
     assert text == f"[{(',' + chr(10)).join(documents)}]\n"
     found = [(each["source"]["affilaiteAccountId"], each["reportingPeriod"]["start"][:7]) for each in json.loads(text)]
     assert found == [(account, f"2026-{month}") for account in (7, 5) for month in (10, 11, 12)]
+
+
+def test_a_byte_order_mark_before_a_document_is_no_part_of_it(told: Reporter, origin: ReportService):
+    plain = told.good("1001", *QUARTER, "--format", "json")
+    assert told.good("fetch", "1001", *QUARTER).count(": new\n") == 3
+    origin.rule = lambda asked: ok(BOM_UTF8 + document(asked))
+    assert told.good("1001", *QUARTER, "--format", "json") == plain
+    assert told.good("1001", *OCTOBER, "--format", "json").encode() == of_month(10)
+    assert told.good("fetch", "1001", *QUARTER).count(": unchanged since ") == 3
 
 
 def test_days_are_as_many_as_the_month_has_and_their_flows_add_up_to_it(reporter: Reporter, seeded: Service):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from random import Random
 from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from shipper.config import OAuth2Settings
 from shipper.delivery.credentials import NoTokenError
@@ -138,6 +140,11 @@ def test_a_token_that_is_over_when_it_comes_is_none():
 @pytest.mark.parametrize("token_type", ["Bearer", "bearer", "BEARER"])
 async def test_the_type_of_a_token_may_be_written_in_any_case(token_type: str):
     assert (await fetch(granted("it", token_type=token_type))).value == "it"
+
+
+async def test_a_byte_order_mark_before_the_answer_is_no_part_of_it():
+    plain = granted("it")
+    assert (await fetch(replace(plain, body=BOM_UTF8 + plain.body))).value == "it"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from datetime import date
 from pathlib import Path
@@ -75,6 +76,11 @@ def test_accounts_come_in_the_order_in_which_they_are_named_each_once(tmp_path: 
     parts = selected(["9", *OCTOBER], ["8", "9"], str(file), "none")
     assert [part.account for part in parts] == [9, 8, 1003, 1002, 7]
     assert {part.days for part in parts} == {(date(2026, 10, 1), date(2026, 10, 31))}
+
+
+def test_accounts_of_standard_input_may_begin_with_a_byte_order_mark(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("1003\n7\n".encode("utf-8-sig")), "utf-8"))
+    assert [part.account for part in selected([*OCTOBER], None, "-", "none")] == [1003, 7]
 
 
 def test_day_needs_no_zero_in_front():

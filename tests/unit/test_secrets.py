@@ -46,6 +46,15 @@ async def test_a_secret_of_every_form_can_be_fetched(monkeypatch: pytest.MonkeyP
     assert await fetch_secret(command("printf", "from command\r\n"), key="k") == "from command"
 
 
+async def test_a_byte_order_mark_before_a_secret_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Editors and shells of Windows write one at the beginning of what they save."""
+    file = tmp_path / "secret"
+    file.touch(0o600)
+    file.write_text("from file\r\n", "utf-8-sig")
+    assert await fetch_secret(SecretReference(file=str(file)), key="k") == "from file"
+    assert await fetch_secret(command("cat", str(file)), key="k") == "from file"
+
+
 async def test_the_arguments_are_passed_as_they_are_written_and_no_shell_reads_them():
     assert await fetch_secret(command("echo", "$HOME;*", "a  b"), key="k") == "$HOME;* a  b"
 

@@ -129,11 +129,11 @@ def _number(word: str) -> int | None:
 def _accounts_of(file: str) -> list[int]:
     """Read the numbers of a file; a line may be empty, or end with a comment behind `#`."""
     try:
-        text = sys.stdin.read() if file == "-" and sys.stdin else Path(file).read_text("utf-8-sig")
+        text = sys.stdin.read() if file == "-" and sys.stdin else Path(file).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{file}: cannot be read as a list of accounts ({error})") from None
     numbers = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\N{BOM}").splitlines(), start=1):
         word = line.partition("#")[0].strip()
         if word:
             account = _number(word)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,12 @@ def test_script_is_toml_or_json(tmp_path: Path):
     assert read_script(JSON, source="it", is_json=True) == SCRIPT
     for name, document in (("a.toml", TOML), ("a.json", JSON), ("a", TOML)):
         (tmp_path / name).write_bytes(document)
+        assert load_script(tmp_path / name) == SCRIPT
+
+
+def test_a_byte_order_mark_before_a_script_is_no_part_of_it(tmp_path: Path):
+    for name, document in (("a.toml", TOML), ("a.json", JSON)):
+        (tmp_path / name).write_bytes(BOM_UTF8 + document)
         assert load_script(tmp_path / name) == SCRIPT
 
 
