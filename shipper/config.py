@@ -115,7 +115,10 @@ class EndpointSettings(Section, frozen=True):
         Path | None, Meta(description="trusted authorities, PEM", examples=["/etc/ssl/certs/intake-ca.pem"])
     ] = None
     client_certificate: Annotated[
-        Path | None, Meta(description="the client's certificate, PEM", examples=["/etc/shipper/client.pem"])
+        Path | None,
+        Meta(
+            description="the client's certificate, PEM; shown to the service only", examples=["/etc/shipper/client.pem"]
+        ),
     ] = None
     client_key: Annotated[
         Path | None, Meta(description="the certificate's key, PEM", examples=["/etc/shipper/client.key"])

@@ -16,7 +16,7 @@ from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.kept import Message
 from shipper.delivery.line import Line, parsed_url
 from shipper.delivery.no_answer import NoAnswerError
-from shipper.delivery.tls import make_ssl_context
+from shipper.delivery.tls import make_ssl_context, without_client_certificate
 from shipper.delivery.verdicts import Answer
 
 if TYPE_CHECKING:
@@ -144,18 +144,20 @@ async def post_form(
     section: str = "intake",
 ) -> Answer:
     """
-    Post a form, such as to a token endpoint, over a connection of its own.
+    Post a form to a token endpoint, over a connection of its own; a client's certificate is for the service alone.
 
     Args:
         url: Its scheme may be another one than the endpoint's.
-        endpoint: The proxy, the authorities and the client's certificate; not the address.
+        endpoint: The proxy and the authorities; not the address.
         ssl_context: From `make_ssl_context`.
     Returns:
         An answer with up to 64 KiB of the body.
     Raises:
         NoAnswerError: As for a request; after 30 s at most.
-        ConfigError: The address is none, or a password, certificate or key cannot be used.
+        ConfigError: The address is none, or the authorities or a password cannot be used.
     """
+    if endpoint.client_certificate is not None:
+        endpoint, ssl_context = without_client_certificate(endpoint), None  # one of its own is made for the connection
     body = urlencode(fields).encode()
     headers = [
         (b"Host", parsed_url(url, key=f"{section}.oauth2.token_url").netloc),
@@ -164,7 +166,9 @@ async def post_form(
         (b"Content-Length", b"%d" % len(body)),
         _AGENT,
     ]
-    line = Line(url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_FORM_LIMIT_S)
+    line = Line(
+        url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_FORM_LIMIT_S, is_service=False
+    )
     try:
         return _answer(await line.exchange("POST", url, headers, body, max_answer_bytes=_FORM_ANSWER_BYTES))
     finally:

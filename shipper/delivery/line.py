@@ -20,7 +20,7 @@ from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.kept import KeptConnection, Message, NotHttpError, is_kept, told_by
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress, Stage
-from shipper.delivery.tls import certificate_expiry, is_https, tls_context
+from shipper.delivery.tls import certificate_expiry, is_https, proxy_context, tls_context
 from shipper.errors import ConfigError
 from shipper.secrets import resolve_secret
 
@@ -40,6 +40,7 @@ class Line:
     Args:
         address: Where it leads, for errors.
         limit_s: For each wait and for an exchange as a whole, beside the timeouts of the settings.
+        is_service: It leads to the service.
     """
 
     def __init__(
@@ -51,12 +52,13 @@ class Line:
         section: str,
         ssl_context: ssl.SSLContext | None,
         limit_s: float = float("inf"),
+        is_service: bool = True,
     ) -> None:
         if ssl_context is None and (is_https(address) or is_https(endpoint.proxy)):
             ssl_context = tls_context(endpoint, section)
         connect_s = min(delivery.connect_timeout_seconds, limit_s)
         read_s = min(delivery.read_timeout_seconds, limit_s)
-        self._way = Way(address, endpoint.proxy or "", section, connect_s, read_s)
+        self._way = Way(address, endpoint.proxy or "", section, connect_s, read_s, is_service)
         # The transport's timeouts are for each read: an answer that trickles would pass them for ever.
         self._limit_s = min(connect_s + 3 * read_s, limit_s)  # to connect, send, get head and body
         self._ssl_context = ssl_context
@@ -169,7 +171,10 @@ def _proxy(endpoint: EndpointSettings, section: str, ssl_context: ssl.SSLContext
     if endpoint.proxy_password is not None:
         auth = (endpoint.proxy_username, resolve_secret(endpoint.proxy_password, key=f"{section}.proxy_password"))
     url = parsed_url(endpoint.proxy, key=f"{section}.proxy")
-    return httpx.Proxy(url, auth=auth, ssl_context=ssl_context if url.scheme == "https" else None)
+    if url.scheme != "https":
+        return httpx.Proxy(url, auth=auth)
+    assert ssl_context is not None
+    return httpx.Proxy(url, auth=auth, ssl_context=proxy_context(ssl_context, endpoint, section))
 
 
 def parsed_url(address: str, *, key: str) -> httpx.URL:

@@ -48,6 +48,7 @@ class Way(Struct, frozen=True):
         proxy: Its address, without credentials; empty if there is none.
         section: The settings' section, for the way out.
         connect_s, read_s: The longest waits.
+        is_service: It leads to the service, and not to a token endpoint.
     """
 
     address: str
@@ -55,6 +56,7 @@ class Way(Struct, frozen=True):
     section: str
     connect_s: float
     read_s: float
+    is_service: bool = True
 
 
 def no_answer(kind: str, error: BaseException, way: Way, progress: Progress) -> NoAnswerError:
@@ -67,7 +69,7 @@ def no_answer(kind: str, error: BaseException, way: Way, progress: Progress) -> 
     """
     errors = list(_led_to(error))
     peer = f"the proxy {way.proxy}" if progress.is_at_proxy else way.address
-    problem = tls_problem(errors, peer, way.section)
+    problem = tls_problem(errors, peer, way.section, is_service=way.is_service and not progress.is_at_proxy)
     if problem:
         # In TLS 1.3 the client may already have sent its request, and the server throws it away unread.
         was_sent = progress.stage is Stage.REQUEST and progress.is_reused

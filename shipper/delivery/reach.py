@@ -20,7 +20,7 @@ from shipper.addresses import is_loopback
 from shipper.config import DeliverySettings, EndpointSettings
 from shipper.delivery.no_answer import NoAnswerError, Way, no_answer
 from shipper.delivery.progress import Progress, Stage
-from shipper.delivery.tls import is_https, make_ssl_context, words
+from shipper.delivery.tls import is_https, tls_context, without_client_certificate, words
 from shipper.errors import ConfigError
 from shipper.secrets import resolve_secret
 
@@ -139,7 +139,7 @@ class Reach:
                 stream: ByteStream = await opened.enter_async_context(await anyio.connect_tcp(host, port))
                 what = f"the proxy {self._way.proxy} is reachable, in {self._ms_since(began_at)}"
                 if is_https(self._way.proxy):
-                    stream = await self._encrypted(stream, host)
+                    stream = await self._encrypted(stream, host, without_client_certificate(self._endpoint))
             if is_https(self._way.address):
                 stage = Stage.TUNNEL
                 with anyio.fail_after(self._way.read_s):
@@ -177,7 +177,7 @@ class Reach:
             return True
         try:
             with anyio.fail_after(self._limit_s):
-                encrypted = await self._encrypted(stream, self._host)
+                encrypted = await self._encrypted(stream, self._host, self._endpoint)
         except ConfigError as error:
             self._tell("fail", "tls", str(error))
             return False
@@ -190,8 +190,8 @@ class Reach:
         self._tell(result, "tls", f"{version}; {certificate}")
         return True
 
-    async def _encrypted(self, stream: ByteStream, host: str) -> TLSStream:
-        context = make_ssl_context(self._endpoint, self._section)
+    async def _encrypted(self, stream: ByteStream, host: str, endpoint: EndpointSettings) -> TLSStream:
+        context = tls_context(endpoint, self._section)
         return await TLSStream.wrap(stream, hostname=host, ssl_context=context, standard_compatible=False)
 
     def _no_answer(self, error: BaseException, stage: Stage, *, is_at_proxy: bool = False) -> NoAnswerError:

@@ -9,6 +9,9 @@ import ssl
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NoReturn
+from weakref import WeakKeyDictionary
+
+from msgspec.structs import replace
 
 from shipper.config import EndpointSettings
 from shipper.errors import ConfigError
@@ -18,6 +21,7 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 _UNKNOWN_ISSUER: Final = {18, 19, 20, 21}
 _NO_COMMON_VERSION: Final = re.compile(r"PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL")
 _CLIENT_REFUSED: Final = re.compile(r"ALERT_(?:\w*CERTIFICATE\w*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)$")
+_for_proxies: Final[WeakKeyDictionary[ssl.SSLContext, ssl.SSLContext]] = WeakKeyDictionary()
 
 
 def is_https(address: str | None) -> bool:
@@ -45,6 +49,25 @@ def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
         return _tls_context(endpoint)
     except ConfigError as error:
         raise ConfigError(error.message, key=f"{section}.{error.key}") from error.__cause__
+
+
+def without_client_certificate(endpoint: EndpointSettings) -> EndpointSettings:
+    """Return the settings for everything on the way that is not the service: a certificate names its owner."""
+    return replace(endpoint, client_certificate=None, client_key=None)
+
+
+def proxy_context(context: ssl.SSLContext, endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
+    """
+    Return the context for an encrypted proxy; one for all connections, as for the service.
+
+    Args:
+        context: That of the service.
+    """
+    if endpoint.client_certificate is None:
+        return context
+    if context not in _for_proxies:
+        _for_proxies[context] = tls_context(without_client_certificate(endpoint), section)
+    return _for_proxies[context]
 
 
 def _tls_context(endpoint: EndpointSettings) -> ssl.SSLContext:
@@ -96,7 +119,7 @@ def _check_pem(path: Path, kind: bytes, key: str) -> None:
         raise ConfigError(f"{path} holds no {kind.decode().lower()} in PEM form{hint}", key=key)
 
 
-def tls_problem(errors: Iterable[BaseException], peer: str, section: str) -> str:
+def tls_problem(errors: Iterable[BaseException], peer: str, section: str, *, is_service: bool) -> str:
     """
     Find the fault of the set-up that ended a handshake.
 
@@ -104,6 +127,7 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str) -> str
         errors: An error and what led to it.
         peer: The address at the other end.
         section: The settings' section, for the way out.
+        is_service: The peer is the service, which alone is shown a client's certificate.
     Returns:
         A sentence for a person; empty if TLS ended for another reason, such as a peer that went away.
     """
@@ -112,7 +136,8 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str) -> str
             way_out = f"; see {section}.ca_bundle" if error.verify_code in _UNKNOWN_ISSUER else ""
             return f"the certificate of {peer} is not accepted: {error.verify_message.rstrip('.')}{way_out}"
         if isinstance(error, ssl.SSLError) and _CLIENT_REFUSED.search(error.reason or ""):
-            return f"{peer} does not accept this client: {words(error)}; see {section}.client_certificate"
+            way_out = f"see {section}.client_certificate" if is_service else "only the service is shown a certificate"
+            return f"{peer} does not accept this client: {words(error)}; {way_out}"
         if isinstance(error, ssl.SSLError) and _NO_COMMON_VERSION.search(error.reason or ""):
             return f"{peer} speaks no version of TLS that is accepted here; see {section}.tls_minimum_version"
     return ""

@@ -247,6 +247,43 @@ def test_a_file_of_certificates_that_cannot_be_used_ends_the_command_before_it_b
     assert origin.accepted == 0
 
 
+def test_a_client_certificate_is_shown_to_the_service_and_not_to_a_token_endpoint_that_asks_for_one(
+    shipper: Shipper, origin: Origin, authority: trustme.CA, sample: Sample, files: Files, file: Path
+):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    token = b'{"token_type":"Bearer","expires_in":3600,"access_token":"the-token"}'
+    granted = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(token) + token
+    with Origin(granted, context=context) as endpoint:
+        shipper.config.write_text(
+            f"""
+            [intake]
+            base_url = "{origin.url}"
+            subscription_key = {{ env = "INTAKE_KEY" }}
+            ca_bundle = "{files.ca}"
+            client_certificate = "{files.client}"
+            [intake.oauth2]
+            token_url = "{endpoint.url}/token"
+            client_id = "shipper"
+            client_secret = {{ env = "CLIENT_SECRET" }}
+            [state]
+            directory = "{shipper.state}"
+            """
+        )
+        shipper.target = Target(origin.url, *KEYS)
+        result = shipper.backfill(file, env={"CLIENT_SECRET": "the-client-secret"})
+        asked = len(endpoint.requests)
+        check = shipper.run("check", "--online", env={"CLIENT_SECRET": "the-client-secret"})
+    assert (result.returncode, result.counts()) == (0, (30, 30, 0, 0, 0)), result.stderr
+    assert check.returncode == 0, check.stdout
+    assert asked > 0
+    assert len(endpoint.clients) > asked, "by `check`, too"
+    assert set(endpoint.clients) == {""}
+    assert set(origin.clients) == {"the-client"}
+
+
 def test_certificates_and_a_proxy_that_are_not_accepted_name_the_way_out_and_its_password_gets_no_further(
     shipper: Shipper, origin: Origin, sample: Sample, files: Files, file: Path
 ):

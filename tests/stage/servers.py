@@ -30,6 +30,7 @@ class Listener:
     Attributes:
         accepted: How many connections there have been.
         closed: How many of them have come to their end.
+        clients: Of each that speaks TLS, whose certificate the client showed; empty if it showed none.
     """
 
     def __init__(self, *, context: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
@@ -40,6 +41,7 @@ class Listener:
         self.accepted = 0
         self.closed = 0
         self.handshake_errors: list[str] = []
+        self.clients: list[str] = []
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._threads = [threading.Thread(target=self._accept, name=f"{type(self).__name__}-{self.port}")]
@@ -113,7 +115,14 @@ class Listener:
                     while plain.recv(65_536):
                         pass
             raise
+        with self._lock:
+            self.clients.append(_client_of(encrypted))
         return encrypted
+
+
+def _client_of(connection: ssl.SSLSocket) -> str:
+    subject = dict(part[0] for part in (connection.getpeercert() or {}).get("subject", ()))
+    return str(subject.get("commonName", ""))
 
 
 class Origin(Listener):
@@ -144,8 +153,7 @@ class Origin(Listener):
             with self._lock:
                 self.requests.append(request)
                 if isinstance(connection, ssl.SSLSocket):
-                    subject = dict(part[0] for part in (connection.getpeercert() or {}).get("subject", ()))
-                    self.peers.append(subject.get("commonName", ""))
+                    self.peers.append(_client_of(connection))
                 reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
             if callable(reply):
                 reply(connection)

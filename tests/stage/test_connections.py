@@ -116,6 +116,13 @@ def demanding(context: ssl.SSLContext, authority: trustme.CA, version: str) -> s
     return context
 
 
+def asking(context: ssl.SSLContext, authority: trustme.CA) -> ssl.SSLContext:
+    """Have a server ask for a client's certificate, and do without."""
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_OPTIONAL
+    return context
+
+
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -696,6 +703,23 @@ def test_a_proxy_is_used_and_its_password_does_not_get_beyond_it(
     assert is_clean(caplog.text)
 
 
+@pytest.mark.parametrize("is_service_plain", [False, True], ids=["https", "http"])
+def test_a_proxy_that_asks_for_a_certificate_is_not_shown_the_one_for_the_service(
+    run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, is_service_plain: bool
+):
+    async def main() -> None:
+        shown = {"ca_bundle": ca, "client_certificate": client.one}
+        async with endpoint(origin.url, proxy=proxy.url, **shown) as used:
+            assert (await post(used)).status == 202
+
+    context = None if is_service_plain else demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
+    asks = asking(context_of(authority, "127.0.0.1"), authority)
+    with Origin(context=context) as origin, Proxy(context=asks) as proxy:
+        run(main)
+    assert proxy.clients == [""]
+    assert origin.clients == ([] if is_service_plain else ["the-client"])
+
+
 async def test_the_password_of_a_proxy_is_read_from_where_it_is_kept(monkeypatch: pytest.MonkeyPatch):
     secret = SecretReference(env="PROXY_PASSWORD")
     with Origin() as origin, Proxy(user="a", password="b") as proxy:
@@ -881,13 +905,23 @@ async def test_a_form_is_posted_over_a_connection_of_its_own():
 async def test_a_form_goes_to_http_and_https_whatever_the_service_speaks(
     authority: trustme.CA, ca: Path, client: SimpleNamespace, base_url: str, is_tls: bool, has_proxy: bool
 ):
-    context = demanding(context_of(authority, "127.0.0.1"), authority, "1.3") if is_tls else None
+    context = asking(context_of(authority, "127.0.0.1"), authority) if is_tls else None
     with Origin(context=context) as origin, Proxy(user=USER, password=PASSWORD) as proxy:
         through = {"proxy": proxy.url, **ACCESS} if has_proxy else {}
         answer = await send_form(origin.url, base_url, ca_bundle=ca, client_certificate=client.one, **through)
     assert answer.status == 202
     assert len(proxy.heads) == has_proxy
-    assert origin.peers == ["the-client"] * is_tls
+    assert origin.peers == [""] * is_tls
+
+
+async def test_a_token_endpoint_that_demands_a_certificate_is_told_from_a_service_that_does(
+    authority: trustme.CA, ca: Path, client: SimpleNamespace
+):
+    context = demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
+    with Origin(context=context) as origin, pytest.raises(NoAnswerError, match="only the service is shown") as caught:
+        await send_form(origin.url, ca_bundle=ca, client_certificate=client.one)
+    assert (caught.value.cause, caught.value.is_tls) == ("tls", True)
+    assert origin.clients == []
 
 
 async def test_a_form_finds_no_more_trust_than_a_request(server_context: ssl.SSLContext):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,16 @@ def test_an_image_is_built_of_files_that_exist_and_are_sent_to_the_builder():
     assert all((root / name).exists() for name in sources), sources
     ignored = (CONFIG / "container/Containerfile.dockerignore").read_text().splitlines()
     assert {f"!{name}" for name in sources} == {line for line in ignored if line.startswith("!")}
+
+
+def test_the_lock_is_written_by_a_tool_that_the_lock_pins_and_hashes():
+    root = CONFIG.parent
+    recipe = subprocess.run(
+        ["make", "--dry-run", "--always-make", "lock"], cwd=root, capture_output=True, text=True, check=True, timeout=30
+    ).stdout
+    install, write = recipe.index("pip install"), recipe.index(".venv/bin/uv pip compile")
+    assert "--require-hashes -r requirements.lock" in recipe[install:write]
+    assert re.search(r"^uv==[0-9.]+ \\\n    --hash=sha256:[0-9a-f]{64}", (root / "requirements.lock").read_text(), re.M)
 
 
 def test_every_example_says_at_its_head_what_it_is_for():
