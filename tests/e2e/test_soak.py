@@ -125,7 +125,7 @@ def test_the_same_seed_brings_the_same_trouble():
 
 
 def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Little to do, however fast the machine is, and rotations from the beginning.
+    # Little to do, however fast the machine is, and a rotation as soon as anything has arrived.
     monkeypatch.setitem(life._SETTINGS, "delivery.rate_limit_events_per_second", 10_000)
     monkeypatch.setitem(life._PIPE_SETTINGS, "spool.max_bytes", 4 << 20)
     monkeypatch.setitem(life._PIPE_SETTINGS, "spool.segment_bytes", 1 << 20)
@@ -133,7 +133,7 @@ def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, mo
     seed = 6
     trouble = Trouble(seed, cycle_s=3600)
     assert any(trouble.next() for _ in range(10)), "the seed lets one of the first requests fail"
-    plan = Plan(0.7, seed, cycle_s=0.5, look_s=0.1, gone_files=0, ahead=10_000)
+    plan = Plan(0.7, seed, cycle_s=0.5, look_s=0.1, gone_files=0, ahead=BLOCK_LINES)
     outcome = soak(plan, tmp_path / "soak", lambda line: None)
     assert [line.partition(":")[0] for line in outcome.account] == ["run", "pipe", "the service"]
     assert "rotations 0" not in outcome.account[0]
