@@ -10,6 +10,8 @@ from typing import Final, TypeVar
 from msgspec import Struct
 
 from shipper import wire
+from shipper.report.currencies import currency_code
+from shipper.report.metrics import METRICS
 
 _OF_THE_REQUEST: Final = ("id", "reportingTime")  # each request gets them anew, also where nothing changed
 
@@ -45,6 +47,29 @@ class Change(Struct, frozen=True):
         """Where it is: `brands[id=11].marketingSources[id=50121].netRevenue.result`."""
         ids = (each for each in (self.brand, self.marketing_source) if each is not None)
         return ".".join(part for part in (place(*ids), self.field) if part)
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether it changes what the figures say: one of them, their currency, or a source that has some."""
+        values = (self.old, self.new)
+        if self.field.endswith("reportingCurrency"):
+            codes = {currency_code(value) if isinstance(value, str) else None for value in values}
+            return len(codes) == 2 and None not in codes
+        return any(isinstance(value, Decimal) or _has_figures(value) for value in values)
+
+
+def is_restated(old: wire.DailyReport, new: wire.DailyReport) -> bool:
+    """Return whether a documented figure differs; names, the checksum and undocumented fields are none."""
+    return any(change.is_figure for change in diff(old, new))
+
+
+def _has_figures(item: object) -> bool:
+    """Return whether a whole brand or marketing source has a figure that is not zero."""
+    entries = item.marketing_sources if isinstance(item, wire.Brand) else [item]
+    figures = [
+        metric.figure(entry) for entry in entries if isinstance(entry, wire.MarketingSource) for metric in METRICS
+    ]
+    return any(figure.result or figure.adjustment for figure in figures)
 
 
 def diff(old: wire.DailyReport, new: wire.DailyReport) -> list[Change]:

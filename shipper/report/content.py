@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
-_OF_THE_REQUEST: Final = ("id", "reportingTime")
-_UNORDERED: Final = ("brands", "marketingSources")  # by level; their items have ids, their order says nothing
+from shipper.report.document import REPORT_SHAPE, Shape, with_service_spelling
+
+_OF_THE_REQUEST: Final = ("id", "reportingTime")  # documented: each request gets them anew
+# Of fields that are not documented: names and values of what a request gets anew.
+_REQUEST_NAME: Final = re.compile(
+    r"(request|correlation|operation|activity|invocation|session|trace|span)-?_?(id|guid|uuid|identifier|number|key)$"
+    r"|^(trace-?_?(parent|state)|timestamp|elapsed|duration|took)(-?_?(ms|s|millis|seconds|milliseconds))?$",
+    re.IGNORECASE,
+)
+_REQUEST_VALUE: Final = re.compile(
+    r"\{?[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}\}?"
+    r"|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}"
+    r"|[0-9a-f]{32,128}"
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?",
+    re.IGNORECASE,
+)
+_SOMETHING: Final = "of the request"
+_EXPONENT_DIGITS_MAX: Final = 18  # a longer one, of a figure that is not documented, is compared as text
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _LIST: Final = msgspec.json.Decoder(list[Raw])
@@ -21,35 +38,80 @@ def content_hash(body: bytes) -> str:
     """
     Hash the content of a report, undocumented fields included.
 
-    `id` and `reportingTime` of the report do not count, nor the order of fields, of brands and of marketing sources,
-    nor zeros at the end of a figure: 1.5000 is 1.5.
+    What does not count: `id` and `reportingTime` of the report; the order of fields, of brands and of marketing
+    sources; how a figure is written (1e2 is 100.0000), how the account's id is spelt, and whether a documented field
+    that says nothing is null or absent. Of an undocumented field that looks like one of the request (an id, a time)
+    it counts only that it is there.
 
     Args:
         body: A report that could be read.
     Returns:
         64 hexadecimal characters.
     """
-    document = _OBJECT.decode(body)
+    document = _OBJECT.decode(with_service_spelling(body))
     for name in _OF_THE_REQUEST:
         document.pop(name, None)
-    return _digest(document).hex()
+    return _digest(document, REPORT_SHAPE)
 
 
-def _digest(fields: dict[str, Raw], level: int = 0) -> bytes:
-    """Digest an object; of the long lists in it, one item at a time is taken apart."""
-    content = sha256()
-    for depth, name in enumerate(_UNORDERED):
-        listed = _LIST.decode(fields.pop(name)) if depth == level and name in fields else []
-        items = [_digest(_OBJECT.decode(item), level + 1) for item in listed]
-        content.update(len(items).to_bytes(8))
-        content.update(b"".join(sorted(items)))
-    plain = json.loads(msgspec.json.encode(fields), parse_int=_number, parse_float=_number)
-    content.update(_SORTED.encode(plain))
-    return content.digest()
+def _digest(fields: dict[str, Raw], shape: Shape) -> str:
+    return sha256(_SORTED.encode(_of_object(fields, shape))).hexdigest()
+
+
+def _of_object(fields: dict[str, Raw], shape: Shape) -> dict[str, Any]:
+    found = {
+        name: _documented(raw, shape.fields[name]) if name in shape.fields else _undocumented(raw, name)
+        for name, raw in fields.items()
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _documented(raw: Raw, shape: Shape) -> Any:
+    """Return a value as it counts; None if it says nothing. Of a long list, one item at a time is taken apart."""
+    if bytes(raw) == b"null":
+        return None
+    if shape.item is not None:
+        return sorted(_digest(_OBJECT.decode(item), shape.item) for item in _LIST.decode(raw))
+    if shape.fields:
+        return _of_object(_OBJECT.decode(raw), shape) or None
+    return _value(raw)
+
+
+def _undocumented(raw: Raw, name: str) -> Raw:
+    try:
+        return Raw(_SORTED.encode(_lasting(_value(raw), name)))
+    except (RecursionError, UnicodeEncodeError):  # nested too deep, or half a character: compared as it is written
+        return Raw(_SORTED.encode(bytes(raw)))
+
+
+def _lasting(value: Any, name: str) -> Any:
+    """Replace what a request gets anew."""
+    match value:
+        case dict():
+            return {inner: _lasting(each, inner) for inner, each in value.items()}
+        case list():
+            return [_lasting(each, name) for each in value]
+        case str() | Raw() if _REQUEST_NAME.search(name):
+            return _SOMETHING
+        case str() if _REQUEST_VALUE.fullmatch(value):
+            return _SOMETHING
+    return value
+
+
+def _value(raw: Raw) -> Any:
+    return json.loads(bytes(raw), parse_int=_number, parse_float=_number)
 
 
 def _number(text: str) -> Raw:
-    """Write a number in one way, as text: it may be of any size. With an exponent it is left as it is."""
-    if "." in text and "e" not in text.lower():
-        text = text.rstrip("0").rstrip(".")
-    return Raw(b"0" if text == "-0" else text.encode())
+    """Write a number in one way, as text: it may be of any size."""
+    mantissa, _, exponent = text.lower().partition("e")
+    if len(exponent) > _EXPONENT_DIGITS_MAX:
+        return Raw(text.lower().encode())
+    whole, _, decimals = mantissa.removeprefix("-").partition(".")
+    digits = f"{whole}{decimals}".lstrip("0")
+    shortest = digits.rstrip("0")
+    if not shortest:
+        return Raw(b"0")
+    power = int(exponent or 0) - len(decimals) + len(digits) - len(shortest)
+    sign = "-" if mantissa.startswith("-") else ""
+    return Raw(f"{sign}{shortest}e{power}".encode())

@@ -65,7 +65,7 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
         raise ReportError("the answer is a web page, not a report; check the report's base_url")
     try:
         body.decode()  # the decoder does not look into what it passes over
-        report = _REPORT.decode(_with_service_spelling(body))
+        report = _REPORT.decode(with_service_spelling(body))
     except msgspec.ValidationError as error:
         raise ReportError(f"{_NOT_A_REPORT}: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -75,11 +75,11 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
             f"account {account_id} was asked for, the report is that of account {report.source.affiliate_account_id}"
         )
     unknown: dict[str, None] = {}  # a set that keeps the order
-    _examine(body, _REPORT_SHAPE, "$", unknown)
+    _examine(body, REPORT_SHAPE, "$", unknown)
     return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), fetched_at=fetched_at)
 
 
-def _with_service_spelling(body: bytes) -> bytes:
+def with_service_spelling(body: bytes) -> bytes:
     """Put the misspelt name in the place of the right one; figures stay as they are written, not read as floats."""
     try:
         document = _OBJECT.decode(body) or {}
@@ -92,31 +92,31 @@ def _with_service_spelling(body: bytes) -> bytes:
     return msgspec.json.encode({**document, "source": source})
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """What is known of a value: the fields of an object, the item of a list, or whether it is a figure."""
 
-    fields: Mapping[str, _Shape] = MappingProxyType({})
-    item: _Shape | None = None
+    fields: Mapping[str, Shape] = MappingProxyType({})
+    item: Shape | None = None
     is_figure: bool = False
 
 
-def _shape_of(kind: inspect.Type) -> _Shape:
+def _shape_of(kind: inspect.Type) -> Shape:
     if isinstance(kind, inspect.UnionType):
         (kind,) = (option for option in kind.types if not isinstance(option, inspect.NoneType))
     if isinstance(kind, inspect.StructType):
         fields = {field.encode_name: _shape_of(field.type) for field in kind.fields}
         if _MISSPELT in fields:
             fields[_SPELT_RIGHT] = fields[_MISSPELT]
-        return _Shape(fields=fields)
+        return Shape(fields=fields)
     if isinstance(kind, inspect.ListType):
-        return _Shape(item=_shape_of(kind.item_type))
-    return _Shape(is_figure=isinstance(kind, inspect.DecimalType))
+        return Shape(item=_shape_of(kind.item_type))
+    return Shape(is_figure=isinstance(kind, inspect.DecimalType))
 
 
-_REPORT_SHAPE: Final = _shape_of(inspect.type_info(wire.DailyReport))
+REPORT_SHAPE: Final = _shape_of(inspect.type_info(wire.DailyReport))
 
 
-def _examine(raw: Raw | bytes, shape: _Shape, path: str, unknown: dict[str, None]) -> None:
+def _examine(raw: Raw | bytes, shape: Shape, path: str, unknown: dict[str, None]) -> None:
     """
     Go through the text of a document that could be decoded, for what the decoder does not tell.
 

@@ -17,10 +17,19 @@ from shipper.state.directory import why_unusable
 from shipper.state.schema import check_files, denial
 
 FILE_NAME: Final = "reports.db"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 _APPLICATION_ID: Final = 0x53485250  # "SHRP"; tells our database from a foreign one
-_SCHEMA: Final = """
+_HOOKS: Final = """
+CREATE TABLE hooks ( -- of `report watch --on-change`: the versions of a period that it has been run for
+    account INTEGER NOT NULL,
+    first_day TEXT NOT NULL,
+    last_day TEXT NOT NULL,
+    up_to INTEGER NOT NULL, -- the number of a version, it and those before it; 0 = none
+    PRIMARY KEY (account, first_day, last_day)
+) STRICT, WITHOUT ROWID;
+"""
+_VERSIONS: Final = """
 CREATE TABLE versions (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
     account INTEGER NOT NULL,
@@ -35,6 +44,7 @@ CREATE TABLE versions (
 ) STRICT;
 CREATE INDEX versions_of_period ON versions (account, first_day, last_day, last_fetched_at);
 """
+_STEPS: Final = {0: _VERSIONS + _HOOKS, 1: _HOOKS}  # by the version that is there; 0 = the database is empty
 _BUSY_LIMIT_S: Final = 30.0
 
 
@@ -99,13 +109,13 @@ def _opened(path: Path) -> sqlite3.Connection:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     # First without writing: a foreign database is left as it is, with its log; opened for writing, it would be emptied.
     with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as db:
-        is_ready = _is_ready(db)
+        version = _version(db)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
     try:
-        if not is_ready:
+        if step := _STEPS.get(version):
             db.execute("PRAGMA journal_mode = WAL")
             db.executescript(
-                f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA application_id = {_APPLICATION_ID};"
+                f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {_APPLICATION_ID};"
                 f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
             )
     except BaseException:
@@ -114,20 +124,20 @@ def _opened(path: Path) -> sqlite3.Connection:
     return db
 
 
-def _is_ready(db: sqlite3.Connection) -> bool:
+def _version(db: sqlite3.Connection) -> int:
     """
-    Tell whether the tables are there; False if the database is empty.
+    Read the version of the tables; 0 if the database is empty.
 
     Raises:
         sqlite3.DatabaseError: It is a foreign database, or one of a newer version.
     """
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0]
     application_id = db.execute("PRAGMA application_id").fetchone()[0]
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+    version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if (tables or application_id) and application_id != _APPLICATION_ID:
         raise sqlite3.DatabaseError("it was not written by shipper")
     if version > SCHEMA_VERSION:
         raise sqlite3.DatabaseError(
             f"it was written by a newer shipper: schema {version}, this one knows {SCHEMA_VERSION}"
         )
-    return bool(tables)
+    return version if tables else 0

@@ -185,6 +185,24 @@ def test_hook_that_does_not_end_by_itself_is_ended_after_the_signal(told: Report
     assert ended.exists()
 
 
+def test_a_hook_whose_watch_was_killed_runs_again_in_the_next_one(told: Reporter, origin: ReportService):
+    keep(told, of_month(10))
+    log, may_end = told.folder / "hook.log", told.folder / "may_end"
+    body = f"echo $$ >> {log}\nwhile [ ! -e {may_end} ]; do sleep 0.02; done"
+    watch = ["watch", "1001", *OCTOBER, "--on-change", hook(told.folder, body)]
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    killed = told.start(*watch)
+    killed.wait_until(log.exists, "the hook runs")
+    killed.kill()
+    may_end.touch()
+    wait_until(lambda: not _runs(int(log.read_text())), "the first hook has ended")
+    running = told.start(*watch, "--interval", "1")
+    running.wait_until(lambda: len(log.read_text().splitlines()) == 2, "the hook runs again")
+    _wait_for_looks(running, origin, len(origin.asked) + 2)
+    assert running.stop().returncode == 0
+    assert len(log.read_text().splitlines()) == 2
+
+
 def test_what_a_hook_has_started_is_ended_with_it(told: Reporter, origin: ReportService):
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))

@@ -527,9 +527,41 @@ def test_change_of_undocumented_fields_alone_is_told_as_such(told: Reporter, ori
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked).replace(b'"brands"', b'"ready":true,"brands"'))
     result = told("fetch", "1001", *OCTOBER)
-    assert "restated, only fields that are not documented differ; see: " in result.stdout
+    assert "document changed, only fields that are not documented differ; see: " in result.stdout
     (line,) = told.good("diff", "1001", *OCTOBER).splitlines()
     assert line.endswith(", only fields that are not documented differ")
+    assert told.good("history", "1001").splitlines()[-1].split("  ")[-2:] == ["document changed", "ab" * 32]
+
+
+def _with_request_id(body: bytes, number: int) -> bytes:
+    return body.replace(b'"brands"', b'"requestId":"r-%d","brands"' % number)
+
+
+def test_the_id_of_a_request_and_another_spelling_of_a_figure_are_no_new_version(told: Reporter, origin: ReportService):
+    made = of_month(10, opening_balance=Decimal("100.0000"))
+    keep(told, _with_request_id(made, 1))
+    origin.rule = lambda _: ok(_with_request_id(made.replace(b"100.0000", b"1e2"), len(origin.asked) + 1))
+    assert "unchanged since " in told("fetch", "1001", *OCTOBER).stdout
+    assert told.good("watch", "1001", *OCTOBER, "--once").count(": unchanged since ") == 1
+    assert len(told.good("history", "1001").splitlines()) == 2
+    assert "Restated" not in told("1001", *OCTOBER).stdout
+
+
+def test_a_name_that_changed_is_no_restatement(told: Reporter, origin: ReportService):
+    """It is told once, runs no hook, is no reason for an exit code, and marks nothing."""
+    keep(told, of_month(10))
+    log = told.folder / "hook.log"
+    renamed = brand(entry(), name="Renamed")
+    origin.rule = lambda asked: ok(document(asked, brands=[renamed]))
+    look = ["watch", "1001", *OCTOBER, "--once", "--on-change", hook(told.folder, f"echo >> {log}")]
+    assert told.good(*look) == (
+        "account 1001, 2026-10-01 to 2026-10-31: document changed, 1 field differs; "
+        "see: shipper report diff 1001 2026-10-01 2026-10-31\n"
+    )
+    assert told.good(*look).count(": unchanged since ") == 1
+    assert not log.exists()
+    assert "Restated" not in told.good("1001", *OCTOBER)
+    assert told.good("diff", "1001", *OCTOBER).splitlines()[1:] == ["  brands[id=11].name: Harbour Lights → Renamed"]
 
 
 def test_any_two_versions_can_be_compared(told: Reporter):
@@ -613,6 +645,64 @@ def test_look_that_fails_is_no_look(told: Reporter, origin: ReportService):
     result = told("watch", "1001", *OCTOBER, "--once", settings=NO_PATIENCE)
     assert (result.returncode, result.stdout) == (1, "")
     assert "the service answered 500" in result.stderr
+
+
+def _restated(told: Reporter, origin: ReportService, body: str) -> tuple[list[str], Path]:
+    """Restate October since the hook was begun; `body` is what the hook does after it has left a mark."""
+    log = told.folder / "hook.log"
+    look = [
+        "watch",
+        "1001",
+        *OCTOBER,
+        "--once",
+        "--on-change",
+        hook(told.folder, f"echo $REPORT_START >> {log}\n{body}"),
+    ]
+    assert told.good(*look).count(": new\n") == 1
+    assert not log.exists()
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    return look, log
+
+
+def test_a_hook_that_failed_runs_at_the_next_looks_until_it_succeeds_and_never_again(
+    told: Reporter, origin: ReportService
+):
+    may_succeed = told.folder / "may_succeed"
+    look, log = _restated(told, origin, f"test -e {may_succeed}")
+    for words in (": restated, 1 field differs", ": unchanged since "):
+        failed = told(*look)
+        assert (failed.returncode, words in failed.stdout) == (3, True)
+        assert "a hook.sh ended with 1 for account 1001, 2026-10-01 to 2026-10-31; it runs again" in failed.stderr
+    may_succeed.touch()
+    assert ": unchanged since " in told.good(*look)
+    assert log.read_text().splitlines() == ["2026-10-01"] * 3
+    assert told.good(*look)
+    assert log.read_text().splitlines() == ["2026-10-01"] * 3
+
+
+def test_a_hook_that_failed_runs_again_though_the_service_is_away(told: Reporter, origin: ReportService):
+    look, log = _restated(told, origin, f"test $(wc -l < {told.folder / 'hook.log'}) = 2")
+    assert told(*look).returncode == 3
+    origin.rule = lambda _: refusal(500)
+    away = told(*look, settings=NO_PATIENCE)
+    assert (away.returncode, "a hook.sh" in away.stderr) == (1, False)
+    assert told(*look, settings=NO_PATIENCE).returncode == 1
+    assert len(log.read_text().splitlines()) == 2
+
+
+def test_a_restatement_that_another_command_kept_first_reaches_the_hook(told: Reporter, origin: ReportService):
+    look, log = _restated(told, origin, "")
+    assert ": restated, " in told("fetch", "1001", *OCTOBER).stdout
+    assert ": unchanged since " in told.good(*look)
+    assert told.good(*look)
+    assert log.read_text().splitlines() == ["2026-10-01"]
+
+
+def test_restatements_from_before_the_hook_was_begun_do_not_run_it(told: Reporter, origin: ReportService):
+    keep(told, of_month(10, opening_balance=Decimal(7)), of_month(10))
+    log = told.folder / "hook.log"
+    assert told.good("watch", "1001", *OCTOBER, "--once", "--on-change", hook(told.folder, f"echo >> {log}"))
+    assert not log.exists()
 
 
 def test_hook_that_fails_is_told(told: Reporter, origin: ReportService):

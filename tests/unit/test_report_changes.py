@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shipper import wire
-from shipper.report.changes import Change, diff
+from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
 from tests.cases import each
 from tests.report_documents import brand, entry, pair, report
@@ -107,6 +107,45 @@ def test_changes_backwards_are_the_same_changes(old, new):
     assert {(change.path, repr(change.new), repr(change.old)) for change in diff(new, old)} == forwards
 
 
+# Restatements
+
+ZERO = wire.MarketingSource(id=3, name="new", fees=pair("0", "0"), exchange_rate=Decimal(1))
+
+
+@each(
+    ("old", "new", "says_so"),
+    [
+        (entry(1), entry(1, fees=pair("-41.4101", "1.0000")), True),
+        (entry(1), entry(1, fees=pair("-4141e-2", "1")), False),
+        (entry(1), entry(1, fees=None), True),
+        (entry(1), entry(1, exchange_rate=Decimal("1.1")), True),
+        (entry(1), entry(1, outgoing_balance=Decimal(1)), True),
+        (entry(1), entry(1, name="Renamed"), False),
+        (entry(1), entry(1, reporting_currency="EUR"), False),
+        (entry(1), entry(1, reporting_currency=None), False),
+        (entry(1), entry(1, reporting_currency="Swedish Krona"), True),
+        (entry(1), entry(2), True),
+    ],
+)
+def test_a_report_is_restated_only_if_a_figure_or_its_currency_differs(old, new, says_so):
+    assert is_restated(report(brand(old)), report(brand(new))) is says_so
+
+
+def test_a_source_or_brand_without_figures_that_comes_or_goes_restates_nothing():
+    old, new = report(brand(entry(1))), report(brand(entry(1), ZERO), brand(number=12), brand(ZERO, number=13))
+    assert len(diff(old, new)) == 3
+    assert not is_restated(old, new)
+    assert not is_restated(new, old)
+    assert is_restated(old, report(brand(entry(1)), brand(entry(1), number=12)))
+
+
+@each("changes", [{"last_check_sum": "cd" * 32}, {"source": wire.ReportSource(1001, "Renamed")}])
+def test_checksum_and_names_alone_restate_nothing(changes):
+    made = report(brand(entry(1)))
+    assert diff(made, replace(made, **changes))
+    assert not is_restated(made, replace(made, **changes))
+
+
 # Content
 
 
@@ -146,12 +185,71 @@ def test_order_id_and_time_do_not_count_as_content(made, rng):
         ("[1,2]", "[2,1]", False),
         ('{"id":"a"}', '{"id":"b"}', False),
         ("1e999999999", "1e999999998", False),
+        ("1e2", "100.0000", True),
+        ("1E+2", "100", True),
+        ("-25e-3", "-0.0250", True),
+        ("0e5", "0", True),
+        ("1e2", "1e3", False),
+        (f"1e{'9' * 5000}", f"1e{'9' * 4999}8", False),
     ],
 )
 def test_values_count_as_content_and_their_spelling_does_not(one, other, is_same):
     bodies = [b'{"id":"x","brands":[{"id":1,"extra":%s}]}' % each.encode() for each in (one, other)]
     assert bodies[0] != bodies[1]
     assert (content_hash(bodies[0]) == content_hash(bodies[1])) is is_same
+
+
+@each(
+    ("one", "other"),
+    [
+        ('"reportingCurrency":null,"name":"a"', '"name":"a"'),
+        ('"name":"\\u0061"', '"name":"a"'),
+        ('"fees":{"result":1,"adjustment":null}', '"fees":{"result":1}'),
+        ('"fees":{}', '"fees":null'),
+        ('"outgoingBalance":1e2', '"outgoingBalance":100.0000'),
+    ],
+)
+def test_what_a_document_does_not_say_is_no_content_however_it_says_nothing(one, other):
+    bodies = [b'{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}' % each.encode() for each in (one, other)]
+    assert content_hash(bodies[0]) == content_hash(bodies[1])
+
+
+def test_the_account_id_is_the_same_content_in_both_spellings():
+    bodies = [b'{"source":{"%s":1001},"brands":[]}' % name for name in (b"affilaiteAccountId", b"affiliateAccountId")]
+    assert content_hash(bodies[0]) == content_hash(bodies[1])
+
+
+REQUESTS = [
+    ('"requestId":"0HMVFE0A284AM:00000001"', '"requestId":"0HMVFE0A284AM:00000002"'),
+    ('"x-correlation-id":17', '"x-correlation-id":18'),
+    ('"ref":"0b0c5c1e-1d3c-4d5e-8f00-000000000001"', '"ref":"0b0c5c1e-1d3c-4d5e-8f00-000000000002"'),
+    (f'"trace":"00-{"a" * 32}-{"b" * 16}-01"', f'"trace":"00-{"c" * 32}-{"d" * 16}-01"'),
+    (f'"etag":"{"a" * 64}"', f'"etag":"{"b" * 64}"'),
+    ('"servedAt":"2026-02-01T08:00:00.1234567Z"', '"servedAt":"2026-02-01T09:00:00+00:00"'),
+    ('"meta":{"elapsedMs":12,"links":["x",{"span_id":"q"}]}', '"meta":{"elapsedMs":9,"links":["x",{"span_id":"r"}]}'),
+]
+
+
+@each(("one", "other"), REQUESTS)
+def test_what_each_request_gets_anew_is_no_content_wherever_it_stands(one, other):
+    for place in ('{%s,"brands":[]}', '{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}'):
+        assert content_hash((place % one).encode()) == content_hash((place % other).encode())
+        assert content_hash((place % one).encode()) != content_hash((place % '"x":1').encode())
+
+
+@each(
+    ("one", "other"),
+    [
+        ('"note":"a"', '"note":"b"'),
+        ('"markedReadyForInvoicingTime":null', '"markedReadyForInvoicingTime":"2026-02-01T08:00:00Z"'),
+        ('"bonus":{"result":1}', '"bonus":{"result":2}'),
+        ('"name":"0b0c5c1e-1d3c-4d5e-8f00-000000000001"', '"name":"0b0c5c1e-1d3c-4d5e-8f00-000000000002"'),
+        (f'"deep":{"[" * 300}1{"]" * 300}', f'"deep":{"[" * 300}2{"]" * 300}'),
+    ],
+)
+def test_other_fields_that_are_not_documented_are_content(one, other):
+    bodies = [b'{"brands":[{"id":1,"marketingSources":[{"id":2,%s}]}]}' % each.encode() for each in (one, other)]
+    assert content_hash(bodies[0]) != content_hash(bodies[1])
 
 
 def test_only_the_id_and_time_of_the_report_itself_do_not_count():

@@ -351,6 +351,7 @@ def test_missing_balance_of_the_period_before_is_no_warning():
         ({"opening_balance": Decimal("10.0")}, True),
         ({"opening_balance": Decimal("10.01")}, False),
         ({"opening_balance": Decimal("10.01"), "last_check_sum": "cd" * 32}, True),
+        ({"source": wire.ReportSource(1001, "Renamed")}, True),
     ],
 )
 def test_same_checksum_means_same_figures(changes, is_right):

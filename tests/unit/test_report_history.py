@@ -100,6 +100,19 @@ def test_undocumented_fields_are_content(history: History):
     assert history.add(1001, START, END, body().replace(b'"brands"', b'"extra":1,"brands"'), 2).is_new
 
 
+def test_a_version_whose_hash_an_earlier_shipper_made_otherwise_is_the_same_version(tmp_path: Path):
+    with closing(History(tmp_path)) as history:
+        add(history, 100, at=1)
+    with closing(sqlite3.connect(tmp_path / "reports.db")) as db:
+        db.execute("UPDATE versions SET content_hash = 'made otherwise'")
+        db.commit()
+    with closing(History(tmp_path)) as history:
+        assert not history.add(1001, START, END, body(100).replace(b":100,", b":1e2,"), 2).is_new
+        assert add(history, 101, at=3).is_new
+        assert kept(history) == [("100", 1, 2, 2), ("101", 3, 3, 1)]
+        assert "made otherwise" not in {version.content_hash for version in history.versions(1001, START, END)}
+
+
 def test_answers_that_come_a_little_out_of_order_are_the_same_versions(history: History):
     for amount, at in [(1, 1), (2, 4), (1, 2), (2, 3), (2, 5)]:
         add(history, amount, at)
@@ -132,6 +145,33 @@ def test_body_is_kept_to_the_byte_and_small(tmp_path: Path):
     with closing(History(tmp_path)) as history:
         assert history.body(history.add(1001, START, END, spaced, 1).version) == spaced
     assert (tmp_path / "reports.db").stat().st_size < len(answer) / 5
+
+
+def test_a_hook_is_due_for_what_comes_after_it_was_begun_until_it_is_done(history: History):
+    add(history, 1, at=1)
+    old = add(history, 2, at=2).version
+    history.begin_hook(1001, START, END)
+    assert history.since_hook(1001, START, END) == []
+    new = add(history, 3, at=3).version
+    for _ in range(2):
+        history.begin_hook(1001, START, END)
+        assert history.since_hook(1001, START, END) == [old, new]
+    newest = add(history, 4, at=4).version
+    assert history.since_hook(1001, START, END) == [old, new, newest]
+    history.end_hook(new)
+    assert history.since_hook(1001, START, END) == [new, newest]
+    history.end_hook(newest)
+    history.end_hook(new)
+    assert history.since_hook(1001, START, END) == []
+    assert history.since_hook(1001, START, START) == []
+
+
+def test_a_hook_that_is_begun_before_the_first_version_is_not_due_for_that_one_alone(history: History):
+    history.begin_hook(1001, START, END)
+    first = add(history, 1, at=1).version
+    assert history.since_hook(1001, START, END) == [first]
+    second = add(history, 2, at=2).version
+    assert history.since_hook(1001, START, END) == [first, second]
 
 
 # The file
@@ -225,6 +265,19 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path, make, why):
     with pytest.raises(StateError, match=rf"reports\.db cannot be used \(.*({why}).*left as it is.*move it away"):
         History(tmp_path)
     assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_history_of_the_version_before_is_brought_up_to_date(tmp_path: Path):
+    with closing(History(tmp_path)) as history:
+        add(history, 1, at=1)
+        before = history.versions(1001, START, END)
+    with closing(sqlite3.connect(tmp_path / "reports.db")) as db:
+        db.executescript("DROP TABLE hooks; PRAGMA user_version = 1")
+    with closing(History(tmp_path)) as history, closing(History(tmp_path)) as other:
+        assert history.versions(1001, START, END) == other.versions(1001, START, END) == before
+        history.begin_hook(1001, START, END)
+        assert add(other, 2, at=2).is_new
+        assert [version.check_sum for version in history.since_hook(1001, START, END)] == ["1", "2"]
 
 
 def test_file_that_was_made_and_not_filled_is_used(tmp_path: Path):

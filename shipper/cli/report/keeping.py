@@ -1,10 +1,11 @@
-"""Keeps fetched reports in the history and tells what became of each: new, unchanged or restated."""
+"""Keeps fetched reports in the history and tells what became of each: new, unchanged, restated or changed otherwise."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shipper.cli.report.output import iso
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
     from shipper.report.history import History, Version
 
 
+Status = Literal["new", "unchanged", "restated", "changed"]
+
+
 class Kept(NamedTuple):
     """
     What became of a report.
 
     Attributes:
-        earlier: What the version before said, if this is a restatement.
+        status: `restated` if a documented figure differs, `changed` if only other things do.
+        earlier: What the version before said, if this one says something else.
         changes: The documented fields that differ from it.
     """
 
     part: Part
     version: Version
-    status: Literal["new", "unchanged", "restated"]
+    status: Status
     earlier: wire.DailyReport | None = None
     changes: tuple[Change, ...] = ()
 
@@ -62,15 +67,34 @@ def keep(history: History, part: Part, fetched: FetchedReport) -> Kept:
 
     assert fetched.fetched_at is not None, "it came from the service"
     added = history.add(part.account, *part.days, fetched.body, fetched.fetched_at)
-    status: Literal["new", "unchanged", "restated"] = "unchanged"
-    earlier = None
-    if added.is_new:
-        versions = history.versions(part.account, *part.days)
-        before = versions[: versions.index(added.version)]
-        status = "restated" if before else "new"
-        earlier = read(history, before[-1]).report if before else None
-    changes = tuple(diff(earlier, fetched.report)) if earlier else ()
+    if not added.is_new:
+        return Kept(part, added.version, "unchanged")
+    versions = history.versions(part.account, *part.days)
+    before = versions[: versions.index(added.version)]
+    if not before:
+        return Kept(part, added.version, "new")
+    earlier = read(history, before[-1]).report
+    changes = tuple(diff(earlier, fetched.report))
+    status: Status = "restated" if any(change.is_figure for change in changes) else "changed"
     return Kept(part, added.version, status, earlier, changes)
+
+
+def due_for_hook(history: History, part: Part) -> Version | None:
+    """
+    Return the latest version of a period if it was restated since a hook was run for it.
+
+    Raises:
+        StateError: The history cannot be read or written.
+    """
+    from shipper.report.changes import is_restated
+
+    versions = history.since_hook(part.account, *part.days)
+    for before, after in pairwise(versions):
+        if is_restated(read(history, before).report, read(history, after).report):
+            return versions[-1]
+    if versions:
+        history.end_hook(versions[-1])
+    return None
 
 
 def read(history: History, version: Version) -> FetchedReport:
@@ -87,9 +111,10 @@ def in_words(kept: Kept) -> str:
             text = "new"
         case "unchanged":
             text = f"unchanged since {iso(kept.version.first_fetched_at)}"
-        case "restated":
+        case "restated" | "changed":
             words = ["shipper", "report", "diff", str(kept.part.account), *map(str, kept.part.days)]
-            text = f"restated, {differing(kept.changes)}; see: {shlex.join(words)}"
+            what = "restated" if kept.status == "restated" else "document changed"
+            text = f"{what}, {differing(kept.changes)}; see: {shlex.join(words)}"
     return f"{kept.part}: {text}"
 
 

@@ -12,6 +12,7 @@ import typer
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
 from shipper.cli.report import checking
 from shipper.cli.report.gathering import gather, tell_failures
+from shipper.cli.report.keeping import read
 from shipper.cli.report.options import (
     AccountsFileOption,
     AccountsOption,
@@ -127,8 +128,10 @@ def _history(settings: Settings, form: Form) -> Iterator[History | None]:
 
 
 def _is_restated(part: Part, fetched: FetchedReport, history: History | None) -> bool:
-    """Tell whether a report says something else than the first one that was kept."""
-    from shipper.report.content import content_hash
+    """Return whether a figure of a report differs from that of the first one that was kept."""
+    from shipper.report.changes import is_restated
 
-    versions = history.versions(part.account, *part.days) if history else []
-    return bool(versions) and content_hash(fetched.body) != versions[0].content_hash
+    if history is None:
+        return False
+    versions = history.versions(part.account, *part.days)
+    return bool(versions) and is_restated(read(history, versions[0]).report, fetched.report)

@@ -44,6 +44,7 @@ from shipper.cli.report.output import iso, write_lines
 from shipper.errors import ReportError
 
 if TYPE_CHECKING:
+    from shipper import wire
     from shipper.report.changes import Change
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part
@@ -122,8 +123,9 @@ def history(
     settings = prepare(config, overrides, log_level, log_format)
     with opened(settings) as kept:
         versions = _versions(kept, account, start, end)
+        table = _table(kept, versions)
     if versions:
-        write_lines([_table(versions)])
+        write_lines([table])
     else:
         say(f"no report of account {account} is kept; keep some with: shipper report fetch")
 
@@ -185,7 +187,7 @@ def _chosen(versions: Sequence[Version], *numbers: int) -> tuple[Version, Versio
 
 
 def _latest_pairs(versions: Sequence[Version]) -> list[tuple[Version, Version]]:
-    periods = [list(found) for _, found in groupby(versions, key=lambda version: (version.start, version.end))]
+    periods = [list(found) for _, found in groupby(versions, key=lambda version: version.days)]
     return [pair for found in periods for pair in list(pairwise(found))[-1:]]
 
 
@@ -221,18 +223,20 @@ def _value(value: object) -> str:
     return "missing" if value is None else str(value)
 
 
-def _table(versions: Sequence[Version]) -> str:
+def _table(history: History, versions: Sequence[Version]) -> str:
     """Lay out columns; the last one is as long as it is."""
+    from shipper.report.changes import is_restated
     from shipper.report.wording import clean
 
     rows: list[tuple[str, ...]] = [("version", "period", "first fetched", "last fetched", "times", "state", "checksum")]
-    before: Version | None = None
-    for each in versions:
-        is_restated = before is not None and (before.start, before.end) == (each.start, each.end)
-        times = iso(each.first_fetched_at), iso(each.last_fetched_at), str(each.fetches)
-        status = "restated" if is_restated else "first"
-        rows.append((str(each.number), str(each.days), *times, status, clean(each.check_sum)))
-        before = each
+    for _, found in groupby(versions, key=lambda version: version.days):
+        before: wire.DailyReport | None = None
+        for each in found:
+            report = read(history, each).report
+            times = iso(each.first_fetched_at), iso(each.last_fetched_at), str(each.fetches)
+            status = "first" if before is None else "restated" if is_restated(before, report) else "document changed"
+            rows.append((str(each.number), str(each.days), *times, status, clean(each.check_sum)))
+            before = report
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows

@@ -42,7 +42,8 @@ def watch(
         typer.Option(
             "--on-change",
             metavar="COMMAND",
-            help="Run for each restated report, without a shell; REPORT_ACCOUNT, REPORT_START and REPORT_END are set.",
+            help="Run for each restated report, without a shell; REPORT_ACCOUNT, REPORT_START and REPORT_END are set. "
+            "If it fails, it runs again at the next look.",
         ),
     ] = "",
     once: Annotated[

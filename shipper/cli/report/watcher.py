@@ -14,7 +14,7 @@ import anyio
 
 from shipper.cli.common import say
 from shipper.cli.report.gathering import tell_failures
-from shipper.cli.report.keeping import Kept, in_words, keep
+from shipper.cli.report.keeping import Kept, due_for_hook, in_words, keep
 from shipper.cli.report.output import write_lines
 from shipper.programs import signal_group, small_environment
 from shipper.report.document import FetchedReport
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _JITTER: Final = 0.1  # of the interval, up and down: watchers that were started together drift apart
 _TELL_S: Final = 5.0  # after a signal, for the commands that are still to be run
 _HOOK_ENDS_S: Final = 1.0
+_AGAIN: Final = "it runs again at the next look"
 
 
 class Watcher:
@@ -34,6 +35,8 @@ class Watcher:
     Asks for all parts, and once more after a while.
 
     What was restated is told even if a signal comes first: it is kept by then, so the next look would not find it new.
+    The command runs at each look until it has succeeded for the latest version, whichever command kept that one; what
+    was restated before it was begun is not its concern.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Watcher:
         self._looking = anyio.CancelScope()
         self._telling = anyio.CancelScope(shield=True)
         self._tell_until = math.inf
+        for part in parts if hook else ():
+            history.begin_hook(part.account, *part.days)
 
     async def run(self, interval_s: float) -> int:
         """Watch until a signal comes; returns the exit code."""
@@ -84,19 +89,25 @@ class Watcher:
             outcome = await fetch_parts(self._client, self._parts, concurrency=self._concurrency, use=use)
         finally:
             found.sort(key=lambda kept: self._parts.index(kept.part))
-            await self._tell([kept for kept in found if not is_quiet or kept.status != "unchanged"])
+            write_lines(in_words(kept) for kept in found if not is_quiet or kept.status != "unchanged")
+            has_run = await self._run_due_hooks()
         if tell_failures(outcome):
             return 1
-        return 3 if any(kept.status == "restated" for kept in found) else 0
+        return 3 if not has_run or any(kept.status == "restated" for kept in found) else 0
 
-    async def _tell(self, found: Sequence[Kept]) -> None:
-        write_lines(map(in_words, found))
+    async def _run_due_hooks(self) -> bool:
+        """Run the command for all that it is due for; returns whether it succeeded each time."""
+        has_run = True
         with anyio.CancelScope(shield=True, deadline=self._tell_until) as self._telling:
-            for kept in found:
-                if kept.status == "restated" and self._hook:
-                    await self._run_hook(kept.part)
+            for part in self._parts if self._hook else ():
+                version = due_for_hook(self._history, part)
+                if version is not None and await self._run_hook(part):
+                    self._history.end_hook(version)
+                elif version is not None:
+                    has_run = False
+        return has_run
 
-    async def _run_hook(self, part: Part) -> None:
+    async def _run_hook(self, part: Part) -> bool:
         start, end = map(str, part.days)
         names = {"REPORT_ACCOUNT": str(part.account), "REPORT_START": start, "REPORT_END": end}
         try:
@@ -109,8 +120,8 @@ class Watcher:
                 start_new_session=True,
             )
         except OSError as error:
-            say(f"shipper: {self._hook[0]} cannot be run: {error.strerror}")
-            return
+            say(f"shipper: {self._hook[0]} cannot be run: {error.strerror}; {_AGAIN}")
+            return False
         try:
             code = await process.wait()
         finally:
@@ -121,4 +132,5 @@ class Watcher:
                 signal_group(process, signal.SIGKILL)
             await process.aclose()
         if code:
-            say(f"shipper: {self._hook[0]} ended with {code} for {part}")
+            say(f"shipper: {self._hook[0]} ended with {code} for {part}; {_AGAIN}")
+        return not code
