@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from shipper.records import Chunk, Stream
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Spool
+from tests.spooling import spooling
 
 
 class Rows:
@@ -87,27 +88,18 @@ class Machine:
         left = {path.stem: path.read_bytes() for path in self.directory.iterdir()}
         sent: list[Chunk] = []
         to_come = self.rng.randrange(6) if not is_last else 1 << 30
-        tx, rx = anyio.create_memory_object_stream[Chunk](0)
-        with rx, anyio.fail_after(5):
-            async with anyio.create_task_group() as group:
-
-                async def run() -> None:
-                    with tx:
-                        await spool.run(tx)
-
-                group.start_soon(run)
-                while len(sent) < to_come:
-                    # A producer that says no more and does not end: what is there comes at once, then nothing does.
-                    with anyio.move_on_after(None if is_last else 0.02) as waiting:
-                        try:
-                            chunk = await rx.receive()
-                        except anyio.EndOfStream:
-                            break
-                        sent.append(chunk)
-                        await self.maybe_save(spool, sent, is_last=is_last)
-                    if waiting.cancelled_caught:
+        async with spooling(spool) as rx:
+            while len(sent) < to_come:
+                # A producer that says no more and does not end: what is there comes at once, then nothing does.
+                with anyio.move_on_after(None if is_last else 0.02) as waiting:
+                    try:
+                        chunk = await rx.receive()
+                    except anyio.EndOfStream:
                         break
-                group.cancel_scope.cancel()
+                    sent.append(chunk)
+                    await self.maybe_save(spool, sent, is_last=is_last)
+                if waiting.cancelled_caught:
+                    break
         if is_last:
             await spool.after_save()
         else:

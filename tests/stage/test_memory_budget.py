@@ -122,8 +122,19 @@ def held_in_memory(pipeline: Pipeline) -> int:
     return lines + 250 * (len(rejections) + keys + len(waiting)) + sum(chunks.values())
 
 
-async def assert_waits_within_the_budget(pipeline: Pipeline, source: Records, release: Callable[[], None]) -> Summary:
-    """Run, wait until reading waits, look at what is held, and let it end."""
+async def assert_waits_within_the_budget(
+    pipeline: Pipeline,
+    source: Records,
+    release: Callable[[], None],
+    *,
+    is_obstructed: Callable[[], object] = lambda: True,
+) -> Summary:
+    """
+    Run, wait until reading waits, look at what is held, and let it end.
+
+    Args:
+        is_obstructed: Whether what holds up the run has happened.
+    """
     summaries: list[Summary] = []
 
     async def run() -> None:
@@ -132,6 +143,8 @@ async def assert_waits_within_the_budget(pipeline: Pipeline, source: Records, re
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
+            while not is_obstructed():
+                await anyio.sleep(0.01)
             await until_it_rests(pipeline, source)
             assert not source.is_exhausted, "reading did not wait"
             assert pipeline._settlement.held_bytes > BUDGET // 2, "it waits for another reason"
@@ -169,24 +182,16 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
         def expire(self, before_s: float) -> int:
             return 0
 
+        def open(self) -> None:
+            self.is_open = True
+
     keeper = Unwritable()
     source = Records(refused)
     pipeline = make(source, [], keeper=keeper, interval_s=0.05)
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            while not pipeline._saver.obstacle.reason:
-                await anyio.sleep(0.01)
-            await until_it_rests(pipeline, source)
-            assert not source.is_exhausted
-            assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200
-            keeper.is_open = True
-    assert (summaries[0].outcome, summaries[0].pending) == ("finished", 0)
+    summary = await assert_waits_within_the_budget(
+        pipeline, source, keeper.open, is_obstructed=lambda: pipeline._saver.obstacle.reason
+    )
+    assert (summary.outcome, summary.pending) == ("finished", 0)
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
 
 

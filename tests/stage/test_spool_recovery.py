@@ -20,6 +20,7 @@ from shipper.sources import spool as spool_module
 from shipper.sources.fed import Fed
 from shipper.sources.spool import Spool
 from tests.e2e.surroundings import small_disk
+from tests.spooling import spooling
 
 LINES = b"".join(b"line %04d\n" % number for number in range(200))
 
@@ -51,19 +52,11 @@ class Bench:
     async def ship(self, spool: Spool) -> bytes:
         """Read everything, and settle each chunk as soon as it comes."""
         data = b""
-        tx, rx = anyio.create_memory_object_stream[Chunk](0)
-        with rx, anyio.fail_after(10):
-            async with anyio.create_task_group() as group:
-
-                async def run() -> None:
-                    with tx:
-                        await spool.run(tx)
-
-                group.start_soon(run)
-                async for chunk in rx:
-                    data += chunk.data
-                    chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
-                    await spool.after_save()
+        async with spooling(spool) as rx:
+            async for chunk in rx:
+                data += chunk.data
+                chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
+                await spool.after_save()
         await spool.after_save()
         return data
 
@@ -153,22 +146,15 @@ async def test_another_fault_of_the_disk_is_not_waited_out(
 async def test_a_full_spool_goes_on_when_the_last_chunk_of_a_segment_is_settled_at_once(bench: Bench):
     rx_end, tx_end = os.pipe()
     spool = bench.spool(rx_end, max_bytes=1, segment_bytes=1)
-    tx, rx = anyio.create_memory_object_stream[Chunk](0)
-    with rx, anyio.fail_after(5):
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                with tx:
-                    await spool.run(tx)
-
-            group.start_soon(run)
-            for number in range(20):
-                os.write(tx_end, b"%d\n" % number)
-                chunk = await rx.receive()
-                assert chunk.data == b"%d\n" % number
-                chunk.stream.move_checkpoint(chunk.end_offset, chunk.data)
-                await spool.after_save()
-            os.close(tx_end)
+    async with spooling(spool) as rx:
+        for number in range(20):
+            os.write(tx_end, b"%d\n" % number)
+            chunk = await rx.receive()
+            assert chunk.data == b"%d\n" % number
+            chunk.stream.move_checkpoint(chunk.end_offset, chunk.data)
+            await spool.after_save()
+        os.close(tx_end)
+        assert [chunk async for chunk in rx] == []
     os.close(rx_end)
     assert bench.names() == []
 
@@ -219,14 +205,10 @@ async def test_a_run_that_is_cut_off_is_not_exhausted_and_leaves_its_segments(be
     rx_end, tx_end = os.pipe()
     os.write(tx_end, LINES + b"torn")
     spool = bench.spool(rx_end)
-    tx, rx = anyio.create_memory_object_stream[Chunk](1000)
     data = b""
-    with tx, rx, anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(spool.run, tx)
-            while len(data) < len(LINES):
-                data += (await rx.receive()).data
-            group.cancel_scope.cancel()
+    async with spooling(spool) as rx:
+        while len(data) < len(LINES):
+            data += (await rx.receive()).data
     os.close(rx_end)
     os.close(tx_end)
     assert data == LINES, "a torn line waits for its end"
@@ -251,13 +233,9 @@ def statvfs_that_says(monkeypatch: pytest.MonkeyPatch, *, is_full: Callable[[], 
 
 async def cut_off(spool: Spool, until: Callable[[], bool]) -> None:
     """Run a spool whose chunks nobody settles, until it is time to stop it."""
-    tx, rx = anyio.create_memory_object_stream[Chunk](1000)
-    with tx, rx, anyio.fail_after(20):
-        async with anyio.create_task_group() as group:
-            group.start_soon(spool.run, tx)
-            while not until():
-                await anyio.sleep(0.005)
-            group.cancel_scope.cancel()
+    async with spooling(spool, room=1000):
+        while not until():
+            await anyio.sleep(0.005)
 
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 16 << 20])
@@ -290,34 +268,26 @@ async def test_a_torn_line_does_not_keep_a_full_disk_from_getting_room(bench: Be
     monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
     spool = bench.spool(rx_end, segment_bytes=1 << 20)
     got = b""
-    tx, rx = anyio.create_memory_object_stream[Chunk](0)
-    with rx, anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-
-            async def run() -> None:
-                with tx:
-                    await spool.run(tx)
-
-            group.start_soon(run)
-            os.write(tx_end, LINES)
-            chunk = await rx.receive()
-            is_full = True
-            os.write(tx_end, b"to")  # there is room for it, as that was kept
-            while b"to" not in [(bench.directory / name).read_bytes() for name in bench.names()]:
-                await anyio.sleep(0.001)
-            os.write(tx_end, b"rn\nmore\n")
-            chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
+    async with spooling(spool) as rx:
+        os.write(tx_end, LINES)
+        chunk = await rx.receive()
+        is_full = True
+        os.write(tx_end, b"to")  # there is room for it, as that was kept
+        while b"to" not in [(bench.directory / name).read_bytes() for name in bench.names()]:
+            await anyio.sleep(0.001)
+        os.write(tx_end, b"rn\nmore\n")
+        chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
+        got += chunk.data
+        while spool.spooled_bytes > 2:  # nothing is left of what is settled
+            await anyio.sleep(0.001)
+        assert [(bench.directory / name).read_bytes() for name in bench.names() if name[0].isdigit()] == [b"to"]
+        await anyio.sleep(0.02)
+        assert select.select([rx_end], [], [], 0)[0] == [rx_end], "it reads on"
+        assert spool.spooled_bytes == 2
+        is_full = False
+        os.close(tx_end)
+        async for chunk in rx:
             got += chunk.data
-            while spool.spooled_bytes > 2:  # nothing is left of what is settled
-                await anyio.sleep(0.001)
-            assert [(bench.directory / name).read_bytes() for name in bench.names() if name[0].isdigit()] == [b"to"]
-            await anyio.sleep(0.02)
-            assert select.select([rx_end], [], [], 0)[0] == [rx_end], "it reads on"
-            assert spool.spooled_bytes == 2
-            is_full = False
-            os.close(tx_end)
-            async for chunk in rx:
-                got += chunk.data
     os.close(rx_end)
     assert got == LINES + b"torn\nmore\n"
 

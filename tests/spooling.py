@@ -1,0 +1,33 @@
+"""A spool that runs beside a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from shipper.records import Chunk
+from shipper.sources.spool import Spool
+
+
+@asynccontextmanager
+async def spooling(spool: Spool, *, room: int = 0) -> AsyncIterator[MemoryObjectReceiveStream[Chunk]]:
+    """
+    Yield what a spool sends; at the end it is cut off, unless it has ended.
+
+    Args:
+        room: Chunks that it may send before one is received.
+    """
+    tx, rx = anyio.create_memory_object_stream[Chunk](room)
+
+    async def run() -> None:
+        with tx:
+            await spool.run(tx)
+
+    with rx, anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            yield rx
+            group.cancel_scope.cancel()
