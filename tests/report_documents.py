@@ -67,6 +67,10 @@ def entry(number: int = 50121, **figures: object) -> wire.MarketingSource:
     return replace(made, **figures)
 
 
+# Of a marketing source that has earned nothing: the account's outgoing balance is its opening balance.
+NOTHING_EARNED = {"fees": pair("-520.0000", "1.0000"), "outgoing_balance": Decimal("0.0000")}
+
+
 def report(
     *brands: wire.Brand, account: int = 1001, start: str = "2026-01-01", end: str = "2026-01-31"
 ) -> wire.DailyReport:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs
 from msgspec.structs import replace
 
 from shipper import wire
-from tests.report_documents import brand, entry, report
+from tests.report_documents import NOTHING_EARNED, brand, entry, report
 from tests.stage.servers import Listener, read_request
 
 _PATH = re.compile(r"GET /dpm/v1/dar/(\d+)/([\d-]{10})/([\d-]{10}) HTTP/1.1\r\n")
@@ -73,8 +73,8 @@ class ReportService(Listener):
 
 
 def document(asked: Asked, **changes: object) -> bytes:
-    """Make the report that is asked for; the balances of adjacent ones agree."""
-    made = report(brand(entry()), account=asked.account, start=str(asked.start), end=str(asked.end))
+    """Make the report that is asked for; its balances agree, and those of adjacent ones."""
+    made = report(brand(entry(**NOTHING_EARNED)), account=asked.account, start=str(asked.start), end=str(asked.end))
     made = replace(made, opening_balance=made.outgoing_balance)
     return wire.encode_report(replace(made, **changes))
 

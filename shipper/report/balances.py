@@ -1,4 +1,9 @@
-"""How the balances of a report hang together: four hypotheses, each also with the exchange rates."""
+"""
+How the balances of a report hang together: hypotheses, each also with the exchange rates.
+
+None is documented, so that one of them does not hold is no finding. It is one if the account's outgoing balance follows
+from nothing: neither from its opening balance and what was earned, nor from the balances of its marketing sources.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,15 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from shipper import wire
+from shipper.report.currencies import is_same_currency
 from shipper.report.findings import Finding, comparison, shown
 from shipper.report.metrics import CPA, FEES, REV_SHARE
 
 Entries = Sequence[tuple[str, wire.MarketingSource]]  # each behind its place
+
+
+_ROUNDING: Final = Decimal("0.0001")  # of a figure, to its fourth decimal
+_RATE_ROUNDING: Final = Decimal("0.00005")
 
 
 class _Conversion(NamedTuple):
@@ -32,7 +42,9 @@ _BY_RATE: Final = (
 
 def check_balances(report: wire.DailyReport, entries: Entries, tolerance: Decimal) -> Iterator[Finding]:
     """
-    Tell of each hypothesis whether it holds. Those with exchange rates are left out where every rate is 1.
+    Tell of each hypothesis whether it holds, and warn of a balance that follows from nothing.
+
+    Hypotheses with exchange rates are left out where every rate is 1.
 
     The decimal context has to have room for the exact sums and products.
     """
@@ -42,6 +54,81 @@ def check_balances(report: wire.DailyReport, entries: Entries, tolerance: Decima
         yield from _of_account(report, entries, conversion, tolerance)
     for conversion in conversions if entries else ():
         yield _of_sources(entries, conversion, tolerance)
+    if not any(_lacks_rate(report, entry) for _, entry in entries):
+        yield from _not_following(report, entries, conversions, tolerance)
+
+
+def _lacks_rate(report: wire.DailyReport, entry: wire.MarketingSource) -> bool:
+    return not entry.exchange_rate and not is_same_currency(entry.reporting_currency, report.reporting_currency)
+
+
+def _not_following(
+    report: wire.DailyReport, entries: Entries, conversions: Sequence[_Conversion], tolerance: Decimal
+) -> Iterator[Finding]:
+    """Warn of an outgoing balance that is not what it would be in any way, with the residual of the nearest."""
+    account = "the account's outgoing balance is"
+    earned = [(_revenue(entry), entry) for _, entry in entries]
+    balances = [(entry.outgoing_balance, entry) for _, entry in entries]
+    figures = _nearest(
+        "outgoing_balance_follows_from_figures",
+        f"{account} its opening balance plus the revenue share, CPA and fees of its marketing sources",
+        report.outgoing_balance,
+        [_expected(earned, report.opening_balance, each, tolerance) for each in conversions],
+    )
+    sources = _nearest(
+        "outgoing_balance_follows_from_sources",
+        f"{account} the sum of those of its marketing sources, with or without its opening balance",
+        report.outgoing_balance,
+        [
+            _expected(balances, opening, each, tolerance)
+            for each in conversions
+            for opening in (Decimal(0), report.opening_balance)
+        ],
+    )
+    if figures is not None:
+        yield figures
+    if sources is not None and entries and (figures is None or figures.residual != sources.residual):
+        yield sources
+
+
+class _Expected(NamedTuple):
+    """What a balance would be, and how far off it may be because figures and rates are rounded."""
+
+    amount: Decimal
+    slack: Decimal
+
+
+def _expected(
+    amounts: Sequence[tuple[Decimal | None, wire.MarketingSource]],
+    opening: Decimal | None,
+    conversion: _Conversion,
+    tolerance: Decimal,
+) -> _Expected | None:
+    """Add up the opening balance and amounts; None if a figure is missing."""
+    total = _sum([opening, *(_converted(amount, entry, conversion) for amount, entry in amounts)])
+    if total is None:
+        return None
+    slack = max(tolerance, _ROUNDING * len(amounts))
+    if conversion is not _AS_THEY_ARE:
+        slack += sum(_rate_slack(amount, entry, conversion) for amount, entry in amounts)
+    return _Expected(total, slack)
+
+
+def _rate_slack(amount: Decimal | None, entry: wire.MarketingSource, conversion: _Conversion) -> Decimal:
+    """Return by how much a converted amount may be off because the rate is rounded; a rate of 1 is exact."""
+    rate = entry.exchange_rate
+    if amount is None or not rate or rate == 1:
+        return Decimal(0)
+    return abs(conversion.convert(amount, rate)) * _RATE_ROUNDING / abs(rate)
+
+
+def _nearest(check: str, claim: str, actual: Decimal | None, expected: Iterable[_Expected | None]) -> Finding | None:
+    """Return a warning with the least residual; None if one of them holds or none can be told."""
+    known = [each for each in expected if each is not None]
+    if actual is None or not known or any(abs(actual - each.amount) <= each.slack for each in known):
+        return None
+    amount, slack = min(known, key=lambda each: abs(actual - each.amount))
+    return comparison(check, claim, amount, actual, slack, if_not="warning")
 
 
 def _of_account(

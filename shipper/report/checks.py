@@ -14,10 +14,12 @@ from decimal import Context, Decimal, localcontext
 from itertools import product
 from typing import Final
 
+from msgspec.structs import replace
+
 from shipper import wire
 from shipper.report.balances import Entries, check_balances
 from shipper.report.changes import diff, place
-from shipper.report.currencies import currency_code
+from shipper.report.currencies import is_same_currency
 from shipper.report.findings import Finding, comparison
 from shipper.report.metrics import METRICS
 from shipper.report.ranges import DateRange
@@ -46,7 +48,8 @@ def check_report(
         earlier_version: What was fetched before for the same account and days.
         tolerance: Up to here, two amounts are the same.
     Returns:
-        Of each hypothesis on balances one finding; of the other checks what is wrong, 0..n findings.
+        Of each hypothesis on balances one finding, and a warning if none of those hold that would do; of the other
+        checks what is wrong, 0..n findings.
     """
     entries = [(place(brand.id, entry.id), entry) for brand in report.brands for entry in brand.marketing_sources]
     with localcontext(_CONTEXT):
@@ -99,7 +102,7 @@ def _currencies(report: wire.DailyReport, entries: Entries) -> Iterator[Finding]
     places = defaultdict[str | None, list[str]](list)
     for where, entry in entries:
         has_rate = entry.exchange_rate is not None and entry.exchange_rate > 0
-        if not has_rate and not _are_same(entry.reporting_currency, report.reporting_currency):
+        if not has_rate and not is_same_currency(entry.reporting_currency, report.reporting_currency):
             places[entry.reporting_currency].append(where)
     for currency, found in places.items():
         yield _warning(
@@ -110,12 +113,6 @@ def _currencies(report: wire.DailyReport, entries: Entries) -> Iterator[Finding]
             expected=report.reporting_currency,
             actual=currency,
         )
-
-
-def _are_same(one: str | None, other: str) -> bool:
-    if one is None:
-        return False
-    return one.casefold() == other.casefold() or currency_code(one) == (currency_code(other) or "")
 
 
 def _counts(entries: Entries) -> Iterator[Finding]:
@@ -144,7 +141,10 @@ def check_opening_balance(
         )
         return Finding(check=check, severity="info", message=message)
     with localcontext(_CONTEXT):
-        return comparison(check, claim, previous.outgoing_balance, report.opening_balance, tolerance, if_not="warning")
+        found = comparison(check, claim, previous.outgoing_balance, report.opening_balance, tolerance, if_not="note")
+    if found.severity == "note":
+        return replace(found, message=f"{found.message}; a payout between the two does that")
+    return found
 
 
 def _check_sum(report: wire.DailyReport, earlier: wire.DailyReport) -> Iterator[Finding]:

@@ -221,6 +221,13 @@ def currency_code(name: str | None, aliases: Mapping[str, str] = _NO_ALIASES) ->
     return _CODES_BY_KEY.get(key)
 
 
+def is_same_currency(one: str | None, other: str) -> bool:
+    """Return whether two names are certainly those of one currency."""
+    if one is None:
+        return False
+    return one.casefold() == other.casefold() or currency_code(one) == (currency_code(other) or "")
+
+
 def currency_name(code: str) -> str | None:
     """Give the usual English name of a currency; None if the code is not known here."""
     names = _NAMES_BY_CODE.get(code.upper())

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-Severity = Literal["error", "warning", "info"]
+Severity = Literal["error", "warning", "note", "info"]
 
 _DECIMALS_SHOWN: Final = Decimal("1e-12")  # of what a division leaves; far beyond what a figure of the service has
 
@@ -18,7 +18,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     Attributes:
         check: Its name, such as `outgoing_balance_of_account`.
-        severity: `error` and `warning` call for a look; `info` tells what could be told.
+        severity: `error` and `warning` call for a look; `note` has a usual cause; `info` tells what could be told.
         where: The place in the document, as in `brands[id=11].marketingSources[id=50121]`; empty for the account.
         message: For a reader, without the place.
         expected: What would have been right.

@@ -26,7 +26,7 @@ from shipper.report.rows import Fetched, source_table
 from shipper.sandbox.options import CallLimit, Figures
 from tests import in_process
 from tests.e2e.driver import Service, Shipper, Target, sandbox
-from tests.report_documents import brand, entry, pair
+from tests.report_documents import NOTHING_EARNED, brand, entry, pair
 from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal
 from tests.reporter import NO_PATIENCE, OCTOBER, QUARTER, Reporter, hook, keep, of_month
 from tests.stage.servers import reset
@@ -395,7 +395,7 @@ def test_limit_of_requests_is_kept(shipper: Shipper):
 
 
 def test_findings_go_to_stderr_and_cost_nothing_unless_told(told: Reporter, origin: ReportService):
-    broken = brand(entry(active_customers=pair("-1")))
+    broken = brand(entry(active_customers=pair("-1"), **NOTHING_EARNED))
     origin.rule = lambda asked: ok(document(asked, brands=[broken]))
     words = (
         "warning: account 1001, 2026-10-01 to 2026-10-31: brands[id=11].marketingSources[id=50121]: "
@@ -417,21 +417,44 @@ def test_checks_that_hold_are_told_on_request(reporter: Reporter):
     assert all(line.startswith("info: account 1001, 2026-1") for line in result.stderr.splitlines())
 
 
-def test_tolerance_decides_on_what_is_the_same(told: Reporter, origin: ReportService):
+def test_a_balance_that_does_not_follow_is_shown_and_fails_a_strict_run(told: Reporter, origin: ReportService):
+    origin.rule = lambda asked: ok(document(asked, outgoing_balance=Decimal("480.0000")))
+    page = told("1001", *OCTOBER, "--format", "html")
+    words = (
+        "account 1001, 2026-10-01 to 2026-10-31: the account's outgoing balance is its opening balance plus the "
+        "revenue share, CPA and fees of its marketing sources: does not hold by -8.5900"
+    )
+    assert (page.returncode, page.stderr) == (0, f"warning: {words}\n")
+    assert words.partition("'")[2] in page.stdout
+    strict = ["1001", *OCTOBER, "--format", "csv", "--strict"]
+    assert told(*strict).returncode == 3
+    assert told.good(*strict, "--tolerance", "8.59")
+
+
+def test_an_opening_balance_that_is_not_the_previous_one_is_a_note_and_fails_nothing(
+    told: Reporter, origin: ReportService
+):
     def rule(asked: Asked) -> bytes:
         month = Decimal(asked.start.month)
         return ok(document(asked, opening_balance=month, outgoing_balance=month))
 
     origin.rule = rule
     arguments = ["1001", *QUARTER, "--split", "month", "--strict", "--format", "csv"]
-    refused = told(*arguments)
-    assert refused.returncode == 3
-    assert refused.stderr.count("does not hold by 1\n") == 2
+    noted = told(*arguments)
+    assert (noted.returncode, len(noted.stderr.splitlines())) == (0, 2)
+    for line, days in zip(
+        noted.stderr.splitlines(), ("2026-11-01 to 2026-11-30", "2026-12-01 to 2026-12-31"), strict=True
+    ):
+        assert line == (
+            f"note: account 1001, {days}: the opening balance is the outgoing balance of the period before: "
+            "does not hold by 1; a payout between the two does that"
+        )
     assert told.good(*arguments, "--tolerance", "1")
 
 
 def test_finding_of_every_report_is_told_a_few_times(told: Reporter, origin: ReportService):
-    origin.rule = lambda asked: ok(document(asked, brands=[brand(entry(active_customers=pair("-1")))]))
+    broken = brand(entry(active_customers=pair("-1"), **NOTHING_EARNED))
+    origin.rule = lambda asked: ok(document(asked, brands=[broken]))
     arguments = ["1001", *OCTOBER, "--split", "day", "--format", "csv"]
     lines = told(*arguments).stderr.splitlines()
     assert len(lines) == 11
@@ -551,7 +574,7 @@ def test_a_name_that_changed_is_no_restatement(told: Reporter, origin: ReportSer
     """It is told once, runs no hook, is no reason for an exit code, and marks nothing."""
     keep(told, of_month(10))
     log = told.folder / "hook.log"
-    renamed = brand(entry(), name="Renamed")
+    renamed = brand(entry(**NOTHING_EARNED), name="Renamed")
     origin.rule = lambda asked: ok(document(asked, brands=[renamed]))
     look = ["watch", "1001", *OCTOBER, "--once", "--on-change", hook(told.folder, f"echo >> {log}")]
     assert told.good(*look) == (
@@ -580,7 +603,7 @@ def test_any_two_versions_can_be_compared(told: Reporter):
 
 
 def test_brand_that_came_and_field_that_went_are_named(told: Reporter):
-    brands = [brand(entry(cpa_revenue=None)), brand(entry(), number=12, name="Paper\x1bMoon")]
+    brands = [brand(entry(cpa_revenue=None, **NOTHING_EARNED)), brand(entry(), number=12, name="Paper\x1bMoon")]
     keep(told, of_month(10), of_month(10, brands=brands))
     changes = told.good("diff", "1001", *OCTOBER).splitlines()[1:]
     assert changes == [

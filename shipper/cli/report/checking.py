@@ -93,7 +93,7 @@ def tell(findings: Sequence[Told], *, is_full: bool) -> bool:
     for check, count in times.items():
         if not is_full and count > _SHOWN_PER_CHECK:
             say(f"{count - _SHOWN_PER_CHECK:,} more findings of {check}; --checks shows all")
-    return any(told.finding.severity != "info" for told in findings)
+    return any(told.finding.severity in {"error", "warning"} for told in findings)
 
 
 def tell_unknown(fields: Iterable[tuple[str, ...]]) -> None:
