@@ -344,6 +344,9 @@ class StateSettings(Section, frozen=True):
     dead_letter_retention_days: Annotated[
         float, Meta(ge=0, le=36_500, description="then dead letters are deleted; 0 = kept until they are purged")
     ] = 0.0
+    ledger_retention_days: Annotated[
+        float, Meta(ge=0, le=36_500, description="then the ledger's counts of a day are deleted; 0 = kept for ever")
+    ] = 0.0
 
 
 class SpoolSettings(Section, frozen=True):

@@ -2,7 +2,13 @@
 
 from typing import Final
 
-BACK_TO_8: Final = """
+BACK_TO_9: Final = """
+DROP TABLE ledger_expiry;
+DROP INDEX parts_by_hour;
+PRAGMA user_version = 9;
+"""
+BACK_TO_8: Final = f"""
+{BACK_TO_9}
 DROP INDEX letters_without_record;
 ALTER TABLE dead_letters DROP COLUMN whole_bytes;
 PRAGMA user_version = 8;

@@ -120,6 +120,17 @@ def say(text: str) -> None:
     print(plain(text), file=cast(TextIO, ForgivingStderr()))
 
 
+def confirm(question: str, *, yes: bool) -> None:
+    """Go on only with a yes; ends the command otherwise."""
+    if yes:
+        return
+    if not sys.stdin or not sys.stdin.isatty():
+        raise typer.BadParameter(f"{question} There is nobody to ask; say --yes")
+    if not typer.confirm(question, err=True):
+        say("nothing was deleted")
+        raise typer.Exit(0)
+
+
 def run_async(function: Callable[[], Awaitable[T]]) -> T:
     """Run on the fast event loop where there is one."""
     import gc

@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, reader_may_leave, say
+from shipper.cli.common import (
+    ConfigOption,
+    LogFormatOption,
+    LogLevelOption,
+    SetOption,
+    confirm,
+    prepare,
+    reader_may_leave,
+    say,
+    several,
+)
 from shipper.cli.report.options import OptionalEndArgument, OptionalStartArgument
 from shipper.cli.report.output import write
 from shipper.config import Settings
 
 if TYPE_CHECKING:
     from shipper.report.attributing import Attributed
+    from shipper.report.days import Days
     from shipper.report.ranges import DateRange
     from shipper.report.rows import FlatTable
     from shipper.state.ledger import LedgerRow
@@ -36,6 +47,13 @@ def ledger(
     by: Annotated[Literal["day", "hour"], typer.Option("--by", help="One line per day or per hour.")] = "day",
     timezone: TimezoneOption = "UTC",
     form: Annotated[Literal["table", "csv", "json", "ndjson"], typer.Option("--format", help="The form.")] = "table",
+    erase_affiliate: Annotated[
+        str | None,
+        typer.Option(
+            "--erase-affiliate", metavar="ID", help="Show nothing; keep this AffiliateID's counts without it."
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before an erasure.")] = False,
     config: ConfigOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
@@ -45,7 +63,8 @@ def ledger(
     Show what the service accepted, by day, brand, affiliate and media (the digits of the BTag).
 
     Besides: duplicates that were skipped, and dead letters as far as their records can be read. Days are those of the
-    records' Timestamps. It works beside a shipper that runs, and without one.
+    records' Timestamps. An AffiliateID that is no identifier is shown as a hash. It works beside a shipper that runs,
+    and without one.
 
     Example: shipper ledger 2026-10-01 2026-10-31 --timezone Europe/Malta --format csv > october.csv
     """
@@ -55,26 +74,75 @@ def ledger(
     only = _range(start, end)
     days = days_of_zone(timezone)
     settings = prepare(config, overrides, log_level, log_format)
+    if erase_affiliate is not None:
+        if only is not None:
+            raise typer.BadParameter("--erase-affiliate erases on all days; leave out START and END")
+        _erase(settings, erase_affiliate, yes=yes)
+        return
     rows = read_rows(settings, only)
     letters = read_dead_letters(settings)
     table = ledger_table(rows, letters.counts, days=days, by=by, only=only)
-    note = (
-        f"unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read"
-        if letters.unattributed
-        else ""
-    )
+    complete_from = first_complete_day(settings, days)
+    notes = _notes(complete_from, only, letters)
     with reader_may_leave():
         match form:
             case "table":
-                _print(table, days.name, note)
+                _print(table, days.name, notes)
             case "json":
-                write(_json(table, days.name, letters.unattributed), None, form=form)
+                write(_json(table, days.name, letters.unattributed, complete_from), None, form=form)
             case "csv" | "ndjson":
                 from shipper.report.exports import to_csv, to_ndjson
 
                 write(to_csv(table) if form == "csv" else to_ndjson(table), None, form=form)
-                if note:
+                for note in notes:
                     say(f"note: {note}")
+
+
+def _notes(complete_from: date | None, only: DateRange | None, letters: Attributed) -> list[str]:
+    notes = []
+    if complete_from is not None and (only is None or only.start < complete_from):
+        notes.append(f"counts of days before {complete_from} are past their retention (state.ledger_retention_days)")
+    if letters.unattributed:
+        notes.append(f"unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read")
+    return notes
+
+
+def first_complete_day(settings: Settings, days: Days) -> date | None:
+    """
+    Return the first day of which no counts were deleted for their age; None if none were at all.
+
+    Read it after what it is to be said of.
+
+    Raises:
+        StateError: The state cannot be read.
+    """
+    from shipper.state.ledger import kept_from
+
+    start = kept_from(settings.state.directory)
+    if not start:
+        return None
+    first = date.fromisoformat(start)
+    day = date.fromisoformat(days.day_of(f"{first}T00"))
+    is_cut = days.day_of(f"{first - timedelta(days=1)}T23") == str(day)
+    return day + timedelta(days=1) if is_cut else day
+
+
+def _erase(settings: Settings, affiliate_id: str, *, yes: bool) -> None:
+    """Erase an AffiliateID, as it came or as it is shown."""
+    from shipper.state.affiliates import ERASED
+    from shipper.state.directory import locked_directory
+    from shipper.state.store import Store
+
+    if affiliate_id in ("", ERASED):
+        raise typer.BadParameter("--erase-affiliate needs an AffiliateID")
+    directory = settings.state.directory
+    if not directory.exists():
+        say(f"nothing is counted, as there is no state directory {directory}")
+        return
+    confirm("erase this AffiliateID from the ledger for good? Its counts stay, without it.", yes=yes)
+    with locked_directory(directory), closing(Store(directory)) as store:
+        changed = store.erase_affiliate(affiliate_id)
+    say(f"{several(changed, 'count')} of the ledger changed" if changed else "the ledger has nothing under it")
 
 
 def read_rows(settings: Settings, only: DateRange | None) -> list[LedgerRow]:
@@ -106,13 +174,15 @@ def read_dead_letters(settings: Settings) -> Attributed:
         StateError: The state cannot be read.
     """
     from shipper.report.attributing import Attributed, attribute
+    from shipper.state.affiliates import counted_as, read_or_draw_key
     from shipper.state.letters import open_letters
 
     letters = open_letters(settings.state.directory)
     if letters is None:
         return Attributed({})
     with closing(letters):
-        return attribute(_contents(letters), settings.records, csv_delimiter=settings.input.csv_delimiter)
+        names = counted_as(read_or_draw_key(settings.state.directory))
+        return attribute(_contents(letters), settings.records, names, csv_delimiter=settings.input.csv_delimiter)
 
 
 def _contents(letters: Letters) -> Iterator[Content]:
@@ -136,7 +206,7 @@ def _range(start: datetime | None, end: datetime | None) -> DateRange | None:
     return DateRange(start.date(), end.date())
 
 
-def _print(table: FlatTable, zone: str, note: str) -> None:
+def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
     """Print it for a person."""
     from rich import box
     from rich.console import Console
@@ -147,7 +217,7 @@ def _print(table: FlatTable, zone: str, note: str) -> None:
     from shipper.report.wording import clean
 
     if not table.rows:
-        print("nothing is in the ledger" + (f"; {note}" if note else ""), flush=True)
+        print("; ".join(["nothing is in the ledger", *notes]), flush=True)
         return
     totals = totals_of(table)
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
@@ -162,16 +232,18 @@ def _print(table: FlatTable, zone: str, note: str) -> None:
     shown.add_row("total", *[""] * (names - 1), *(f"{total:,}" for total in totals.values()), style="bold")
     console = Console()
     console.print(shown)
-    console.print(Text(f"\nDays are those of {zone}." + (f" {note.capitalize()}." if note else ""), style="dim"))
+    said = [f"Days are those of {zone}.", *(f"{note[:1].upper()}{note[1:]}." for note in notes)]
+    console.print(Text(f"\n{' '.join(said)}", style="dim"))
     sys.stdout.flush()
 
 
-def _json(table: FlatTable, zone: str, unattributed: int) -> bytes:
+def _json(table: FlatTable, zone: str, unattributed: int, complete_from: date | None) -> bytes:
     from shipper.report.ledger_table import totals_of
 
     names = [column.name for column in table.columns]
     document = {
         "timezone": zone,
+        "complete_from": complete_from,
         "totals": {**totals_of(table), "unattributed_dead_letters": unattributed},
         "rows": [dict(zip(names, row, strict=True)) for row in table.rows],
     }

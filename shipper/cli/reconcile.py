@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
-from shipper.cli.ledger import TimezoneOption, read_dead_letters, read_rows
+from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
 from shipper.cli.report.gathering import gather, tell_failures
 from shipper.cli.report.options import (
     AccountArgument,
@@ -29,9 +29,11 @@ from shipper.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from shipper.report.attributing import Attributed
+    from shipper.report.days import Days
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part
     from shipper.report.history import History
+    from shipper.report.ranges import DateRange
     from shipper.report.reconcile_rows import Period, Reconciliation
 
 Form = Literal["table", "csv", "json", "html"]
@@ -88,6 +90,7 @@ def reconcile(
         days.day_of(f"{day}T12")  # a zone that will not do is told before anything is fetched
 
     _check_ledger(settings)
+    _check_retention(settings, wanted, days)
     with _history(settings) as history:
 
         def use(part: Part, fetched: FetchedReport) -> Period:
@@ -98,6 +101,7 @@ def reconcile(
     if not outcome.reports:
         raise typer.Exit(1)
     rows = read_rows(settings, wanted)
+    _check_retention(settings, wanted, days)  # again: a shipper may run
     letters = read_dead_letters(settings)
     now_hour = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H")
     found = compare(
@@ -134,6 +138,21 @@ def _check_ledger(settings: Settings) -> None:
             f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare with; "
             "name the state directory of the shipper that sends the records",
             key="state.directory",
+        )
+
+
+def _check_retention(settings: Settings, wanted: DateRange, days: Days) -> None:
+    """
+    Check that the ledger has all of a range of days.
+
+    Raises:
+        StateError: Counts of it were deleted, so that the comparison would be incomplete.
+    """
+    first = first_complete_day(settings, days)
+    if first is not None and wanted.start < first:
+        raise StateError(
+            f"the ledger is incomplete before {first}: older counts are past state.ledger_retention_days and were "
+            f"deleted. Compare the days from {first} on"
         )
 
 
@@ -195,7 +214,7 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
     if totals_of(found.rows).surplus:
         unknown = overview.accepted - sum(row.accepted for row in read_ledger(settings.state.directory))
         if unknown > 0:
-            notes.append(f"{unknown:,} records were accepted before there was a ledger, and are not counted in it.")
+            notes.append(f"{unknown:,} records were accepted before the ledger begins, and are not counted in it.")
     return notes
 
 

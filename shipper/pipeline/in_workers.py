@@ -321,7 +321,12 @@ def _share(settings: Settings, workers: int, *, has_accepted: bool) -> Settings:
             concurrency=math.ceil(fixed / workers) if isinstance(fixed, int) else fixed,
             max_concurrency=math.ceil(delivery.max_concurrency / workers),
         ),
-        state=replace(settings.state, commit_interval_seconds=_REPORT_INTERVAL_S, dead_letter_retention_days=0),
+        state=replace(
+            settings.state,
+            commit_interval_seconds=_REPORT_INTERVAL_S,
+            dead_letter_retention_days=0,
+            ledger_retention_days=0,
+        ),
     )
 
 

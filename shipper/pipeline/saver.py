@@ -31,6 +31,8 @@ class Keeper(Protocol):
 
     def expire(self, before_s: float, now_s: float) -> int: ...
 
+    def expire_ledger(self, before_s: float, now_s: float) -> int: ...
+
 
 class Obstacle(NamedTuple):
     """
@@ -198,20 +200,24 @@ class Saver:
 
     async def keep_expiring(self) -> None:
         """
-        Remove the dead letters that are past their retention, now and once an hour, until this is cancelled.
+        Remove what is past its retention, now and once an hour, until this is cancelled.
 
-        Each transaction removes a few and waits its turn, so that saves go on between them.
+        Each transaction removes a little and waits its turn, so that saves go on between them.
         """
-        days = self._settings.dead_letter_retention_days
-        while days:
-            expired = 0
-            with suppress(StateUnwritableError):  # the next save tells
-                while count := await self._expire_some(days):
-                    expired += count
-            if expired:
-                log.info("dead_letters_expired", count=expired, retention_days=days)
+        settings, store = self._settings, self._store
+        while settings.dead_letter_retention_days or settings.ledger_retention_days:
+            await self._expire("dead_letters_expired", store.expire, settings.dead_letter_retention_days)
+            await self._expire("ledger_expired", store.expire_ledger, settings.ledger_retention_days)
             await anyio.sleep(_EXPIRY_INTERVAL_S)
 
-    async def _expire_some(self, days: float) -> int:
-        now_s = self._wall_time()
-        return await run_sync(self._store.expire, now_s - days * _DAY_S, now_s, limiter=self._threads)
+    async def _expire(self, event: str, expire_some: Callable[[float, float], int], days: float) -> None:
+        expired = 0
+        with suppress(StateUnwritableError):  # the next save tells
+            while days:
+                now_s = self._wall_time()
+                count = await run_sync(expire_some, now_s - days * _DAY_S, now_s, limiter=self._threads)
+                if not count:
+                    break
+                expired += count
+        if expired:
+            log.info(event, count=expired, retention_days=days)

@@ -172,3 +172,6 @@ class _Reports:
 
     def expire(self, before_s: float, now_s: float) -> int:
         return 0
+
+    def expire_ledger(self, before_s: float, now_s: float) -> int:
+        return 0

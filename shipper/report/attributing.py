@@ -16,6 +16,7 @@ from shipper.config import RecordsSettings
 from shipper.framing import csv_rows
 from shipper.records import LedgerKey
 from shipper.settings_mapping import FIELDS
+from shipper.state.affiliates import CountedAs
 from shipper.state.letters import Content
 
 _HOUR: Final = re.compile(r"(\d{4}-\d\d-\d\dT\d\d):\d\d:\d\dZ", re.ASCII)
@@ -36,12 +37,15 @@ class Attributed(NamedTuple):
     unattributed: int = 0
 
 
-def attribute(contents: Iterable[Content], records: RecordsSettings, *, csv_delimiter: str = "") -> Attributed:
+def attribute(
+    contents: Iterable[Content], records: RecordsSettings, counted_as: CountedAs, *, csv_delimiter: str = ""
+) -> Attributed:
     """
     Count dead letters.
 
     Args:
         records: How records are mapped and put right.
+        counted_as: Names the affiliates, as in the ledger.
         csv_delimiter: Between the values of rows of CSV; empty = their header tells.
     """
     mapping = SourceMapping(records.field_sources)
@@ -51,7 +55,7 @@ def attribute(contents: Iterable[Content], records: RecordsSettings, *, csv_deli
     for content in contents:
         document = _document(content, csv_delimiter)
         fields = {} if document is None else dict(zip(FIELDS, mapping.columns([document]), strict=True))
-        key = _key({name: mending[name](fields[name])[0] for name in _NEEDED} if fields else {})
+        key = _key({name: mending[name](fields[name])[0] for name in _NEEDED} if fields else {}, counted_as)
         if key is None:
             unattributed += 1
         else:
@@ -72,10 +76,10 @@ def _document(content: Content, csv_delimiter: str) -> Mapping[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def _key(fields: Mapping[str, Any]) -> LedgerKey | None:
+def _key(fields: Mapping[str, Any], counted_as: CountedAs) -> LedgerKey | None:
     timestamp, brand_id, tag, affiliate_id = (fields.get(name) for name in _NEEDED)
     hour = _HOUR.fullmatch(timestamp) if isinstance(timestamp, str) else None
     media = _MEDIA.match(tag) if isinstance(tag, str) else None
     if hour is None or media is None or type(brand_id) is not int:
         return None
-    return hour[1], brand_id, affiliate_id if isinstance(affiliate_id, str) else "", media[1]
+    return hour[1], brand_id, counted_as(affiliate_id) if isinstance(affiliate_id, str) else "", media[1]

@@ -7,25 +7,28 @@ as one compressed row of `ledger_parts`, and added up when they are read.
 
 Both are a single statement each: SQLite runs it without Python's lock, which a thread beside a busy event loop waits
 milliseconds for, each time.
+
+An AffiliateID that is no identifier is counted under a keyed hash, see `affiliates`.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import compress, repeat
 from pathlib import Path
 from sys import intern
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from shipper.records import Checkpoint, LedgerKey
 from shipper.state.acks import add_to, added
+from shipper.state.affiliates import CountedAs, are_identifiers
+from shipper.state.ledger_upkeep import Columns, packed, unpacked
 from shipper.state.schema import open_for_reading, understood
 
 _ADD: Final = """
@@ -39,9 +42,6 @@ _APPEND: Final = "INSERT INTO ledger_parts (first_hour, last_hour, data) VALUES 
 _APPENDED_KEYS_MIN: Final = 256  # fewer are as cheap in place
 _EVENTS_PER_KEY: Final = 4  # with more than that, keys recur
 
-_Columns = Sequence[Sequence[Any]]  # hours, brands, affiliates, media, accepted, duplicates; one entry each per key
-_decode: Final = msgspec.msgpack.Decoder(tuple[list[str], list[int], list[str], list[str], list[int], list[int]]).decode
-
 
 class LedgerRow(Struct, frozen=True):
     """
@@ -49,7 +49,7 @@ class LedgerRow(Struct, frozen=True):
 
     Attributes:
         hour: Of the Timestamp, `YYYY-MM-DDThh`, UTC.
-        affiliate_id: Of the events; may be empty.
+        affiliate_id: Of the events; may be empty, or a hash of one that is no identifier.
         media: The digits in front of the BTag's `_`: the marketing source; empty if there are none.
         accepted: By the service, each once.
         duplicates: Skipped here, as their EventId had just been accepted.
@@ -63,21 +63,31 @@ class LedgerRow(Struct, frozen=True):
     duplicates: int
 
 
-def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint]) -> None:
-    """Count what some checkpoints pass, within the transaction that saves them."""
+def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], counted_as: CountedAs) -> None:
+    """
+    Count what some checkpoints pass, within the transaction that saves them.
+
+    Args:
+        counted_as: Names the affiliates.
+    """
     passed = list(checkpoints)
     accepted = _without_zeros(added(checkpoint.ledger for checkpoint in passed))
     repeated = _without_zeros(added(checkpoint.repeated for checkpoint in passed))
-    keys = [*accepted, *(repeated.keys() - accepted.keys())]
-    if not keys:
+    if not accepted and not repeated:
         return
-    columns = [*zip(*keys, strict=True), *(list(map(each.get, keys, repeat(0))) for each in (accepted, repeated))]
-    events = accepted.total() + repeated.total()
-    is_sparse = len(keys) >= _APPENDED_KEYS_MIN and events <= _EVENTS_PER_KEY * len(keys)
-    if is_sparse or "\0" in "".join(columns[2]):  # which JSON would end the text at
-        db.execute(_APPEND, (min(columns[0]), max(columns[0]), _packed(columns)))
+    columns = _columns(accepted, repeated)
+    if not are_identifiers(set(columns[2])):
+        columns = _columns(_renamed(accepted, counted_as), _renamed(repeated, counted_as))
+    keys, events = len(columns[0]), accepted.total() + repeated.total()
+    if keys >= _APPENDED_KEYS_MIN and events <= _EVENTS_PER_KEY * keys:
+        db.execute(_APPEND, (min(columns[0]), max(columns[0]), packed(columns)))
     else:
         db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+
+
+def _columns(accepted: Counter[LedgerKey], repeated: Counter[LedgerKey]) -> Columns:
+    keys = [*accepted, *(repeated.keys() - accepted.keys())]
+    return [*zip(*keys, strict=True), *(list(map(each.get, keys, repeat(0))) for each in (accepted, repeated))]
 
 
 def _without_zeros(counts: Counter[LedgerKey]) -> Counter[LedgerKey]:
@@ -85,20 +95,11 @@ def _without_zeros(counts: Counter[LedgerKey]) -> Counter[LedgerKey]:
     return counts if all(counts.values()) else +counts
 
 
-def _packed(columns: _Columns) -> bytes:
-    from isal import isal_zlib  # five times as fast, and needed by few
-
-    return isal_zlib.compress(msgspec.msgpack.encode(columns), 1)
-
-
-def _unpacked(data: bytes) -> _Columns:
-    try:
-        columns = _decode(zlib.decompress(data))
-    except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise sqlite3.DatabaseError(f"a part of its ledger is damaged: {error}") from None
-    if len({len(column) for column in columns}) != 1:
-        raise sqlite3.DatabaseError("a part of its ledger is damaged: its columns differ in length")
-    return columns
+def _renamed(counts: Counter[LedgerKey], counted_as: CountedAs) -> Counter[LedgerKey]:
+    found: Counter[LedgerKey] = Counter()
+    for (hour, brand_id, affiliate_id, media), count in counts.items():
+        found[hour, brand_id, counted_as(affiliate_id), media] += count
+    return found
 
 
 def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[LedgerRow]:
@@ -125,10 +126,23 @@ def read_ledger(directory: Path, start: str = "", end: str = "~") -> list[Ledger
         parts = db.execute(
             "SELECT data FROM ledger_parts WHERE last_hour >= ? AND first_hour < ? ORDER BY id", (start, end)
         )
-        return _merged([LedgerRow(*row) for row in rows], map(_unpacked, (data for (data,) in parts)), start, end)
+        return _merged([LedgerRow(*row) for row in rows], map(unpacked, (data for (data,) in parts)), start, end)
 
 
-def _merged(rows: list[LedgerRow], parts: Iterator[_Columns], start: str, end: str) -> list[LedgerRow]:
+def kept_from(directory: Path) -> str:
+    """
+    Return the day, `YYYY-MM-DD` of UTC, before which counts were deleted; empty if none were.
+
+    Read it after what it is to be said of. Errors as `read_ledger`.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return ""
+    with closing(db), understood(directory / "state.db"):
+        return str(db.execute("SELECT kept_from FROM ledger_expiry").fetchone()[0])
+
+
+def _merged(rows: list[LedgerRow], parts: Iterator[Columns], start: str, end: str) -> list[LedgerRow]:
     """Add the parts, one after the other, to the rows of the table."""
     accepted: Counter[LedgerKey] = Counter()
     repeated: Counter[LedgerKey] = Counter()

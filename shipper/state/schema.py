@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, disguise, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 
-SCHEMA_VERSION: Final = 9
+SCHEMA_VERSION: Final = 10
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -181,17 +181,30 @@ _CUT_LETTERS: Final = """
 ALTER TABLE dead_letters ADD COLUMN whole_bytes INTEGER NOT NULL DEFAULT 0; -- of a record that was cut; 0 = it was not
 CREATE INDEX letters_without_record ON dead_letters (stream_id) WHERE length(raw) = 0;
 """
+_LEDGER_EXPIRY: Final = """
+CREATE TABLE ledger_expiry (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    looked_at REAL NOT NULL,
+    due TEXT NOT NULL, -- the day before which counts were past their retention then
+    kept_from TEXT NOT NULL -- the day before which counts were deleted; empty = none were
+) STRICT;
+INSERT INTO ledger_expiry VALUES (1, 0, '', '');
+CREATE INDEX parts_by_hour ON ledger_parts (first_hour);
+"""
+_FROM_8: Final = _CUT_LETTERS + _LEDGER_EXPIRY
 _STEPS: Final = {
-    0: _SCHEMA + _CUT_LETTERS,
-    1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4 + _CUT_LETTERS,
-    2: _FROM_2 + _LEDGER + _FROM_4 + _CUT_LETTERS,
-    3: _LEDGER + _FROM_4 + _CUT_LETTERS,
-    4: _FROM_4 + _CUT_LETTERS,
-    5: _ONCE + _LEDGER_PARTS + _FOLLOWED + _CUT_LETTERS,
-    6: _LEDGER_PARTS + _FOLLOWED + _CUT_LETTERS,
-    7: _FOLLOWED + _CUT_LETTERS,
-    8: _CUT_LETTERS,
+    0: _SCHEMA + _FROM_8,
+    1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4 + _FROM_8,
+    2: _FROM_2 + _LEDGER + _FROM_4 + _FROM_8,
+    3: _LEDGER + _FROM_4 + _FROM_8,
+    4: _FROM_4 + _FROM_8,
+    5: _ONCE + _LEDGER_PARTS + _FOLLOWED + _FROM_8,
+    6: _LEDGER_PARTS + _FOLLOWED + _FROM_8,
+    7: _FOLLOWED + _FROM_8,
+    8: _FROM_8,
+    9: _LEDGER_EXPIRY,
 }  # by the version that is there
+_NAMES_ARE_KEPT_FROM: Final = 10  # in the ledger of an earlier one, AffiliateIDs stand as they came
 
 
 class _Consumer(msgspec.Struct):
@@ -402,15 +415,24 @@ def _has_tables(db: sqlite3.Connection) -> bool:
     return bool(db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
 
 
-def bring_up_to_date(db: sqlite3.Connection) -> None:
-    """Make the tables, or bring those of an earlier version up to date, in one transaction."""
+def bring_up_to_date(db: sqlite3.Connection, rename: Callable[[sqlite3.Connection], int]) -> bool:
+    """
+    Make the tables, or bring those of an earlier version up to date, in one transaction.
+
+    Args:
+        rename: Names the affiliates in the ledger as they are counted now; returns how many counts it has changed.
+    Returns:
+        Whether something was written over that may not stay on the disk.
+    """
     version = db.execute("PRAGMA user_version").fetchone()[0]
     db.create_function("consumer_id_of", 1, consumer_id_of, deterministic=True)
     try:
-        db.executescript(
-            f"BEGIN IMMEDIATE; {_STEPS[version]} PRAGMA application_id = {_APPLICATION_ID};"
-            f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
-        )
+        db.executescript(f"BEGIN IMMEDIATE; {_STEPS[version]}")
+        is_overwritten = version < _NAMES_ARE_KEPT_FROM and rename(db) > 0
+        db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+        return is_overwritten
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

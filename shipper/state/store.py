@@ -11,14 +11,16 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from shipper.crash_points import crash_point
 from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Checkpoint, Rejection, Totals
-from shipper.state import ledger
+from shipper.state import ledger, ledger_upkeep
+from shipper.state.affiliates import ERASED, counted_as, ensure_key
 from shipper.state.directory import locked_directory
 from shipper.state.letters import Letters
 from shipper.state.replay import ReplayStream
@@ -99,12 +101,14 @@ class Store:
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
-            self._open()
+            is_ready = is_current(self._db)
+        self._counted_as = counted_as(ensure_key(directory, is_expected=is_ready))
+        with understood(self._path):
+            self._open(is_ready=is_ready)
         self.letters = Letters(self._db, self._path)
         self.streams = StreamTable(self._db, self._path, self._transaction)
 
-    def _open(self) -> None:
-        is_ready = is_current(self._db)
+    def _open(self, *, is_ready: bool) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         # SQLite itself would notice that the end is missing only when it comes to read there.
         self._empty_log()
@@ -117,8 +121,13 @@ class Store:
         # A dead letter is somebody's data: when it goes, its bytes go, too.
         self._db.execute("PRAGMA secure_delete = ON")
         if not is_ready:
-            bring_up_to_date(self._db)
+            if bring_up_to_date(self._db, self._name_affiliates):
+                with suppress(sqlite3.Error):  # such as for want of room: what is left then, the next erasure takes
+                    self._db.execute("VACUUM")
             self._empty_log()
+
+    def _name_affiliates(self, db: sqlite3.Connection) -> int:
+        return ledger_upkeep.rename(db, self._counted_as, skips_damaged=True)
 
     def _check_log(self) -> None:
         """
@@ -227,7 +236,7 @@ class Store:
                     self._save_one(checkpoint, needed, now_s)
                     used += needed
                     done.append(checkpoint)
-            ledger.add(self._db, done)
+            ledger.add(self._db, done, self._counted_as)
             crash_point("save.commit")
         crash_point("save.done")
         return Saved(done, waiting, why)
@@ -377,6 +386,38 @@ class Store:
             ids.append(letter_id)
             size += letter_bytes
         return ids
+
+    def expire_ledger(self, before_s: float, now_s: float) -> int:
+        """
+        Delete a few counts of the ledger, of the days that ended before an instant.
+
+        Args, Returns, Raises:
+            As `expire`.
+        """
+        day = datetime.fromtimestamp(before_s, UTC).date().isoformat()
+        with self._transaction():
+            deleted = ledger_upkeep.expire(self._db, day, now_s)
+        if not deleted:
+            with understood(self._path):
+                self._empty_log()
+        return deleted
+
+    def erase_affiliate(self, affiliate_id: str) -> int:
+        """
+        Count what is counted under an AffiliateID without it, and leave no copy of it.
+
+        Args:
+            affiliate_id: As it came, or as the ledger shows it.
+        Returns:
+            How many counts that were.
+        Raises:
+            StateError: It cannot be written, a part of the ledger is damaged, or copies may be left.
+        """
+        erased = self._counted_as(affiliate_id)
+        with self._transaction():
+            changed = ledger_upkeep.rename(self._db, lambda name: ERASED if name == erased else name)
+        self.scrub()
+        return changed
 
     def scrub(self) -> None:
         """

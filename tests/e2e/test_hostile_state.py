@@ -43,7 +43,8 @@ def test_a_link_in_the_place_of_a_file_of_the_state_leads_nowhere(
 ):
     """One after the other; what was not taken then is taken when the link is gone."""
     file = shipper.folder / "events.ndjson"
-    for number, name in enumerate(["state.db-wal", "state.db-shm", "live.json", ".live.json"]):
+    names = ["state.db-wal", "state.db-shm", "live.json", ".live.json", "ledger.key", ".ledger.key"]
+    for number, name in enumerate(names):
         with file.open("ab") as out:
             out.writelines(sample.lines[20 + number * 10 : 30 + number * 10])
         place = shipper.state / name
@@ -56,8 +57,8 @@ def test_a_link_in_the_place_of_a_file_of_the_state_leads_nowhere(
             assert str(shipper.state) in result.stderr, "nobody can tell what is wrong"
         place.unlink(missing_ok=True)
     assert shipper.backfill(file).returncode == 0
-    service.assert_holds_exactly(sample.ids[20:60])
-    assert shipper.read_state().accepted == 60, "the twenty of before, and each of these once"
+    service.assert_holds_exactly(sample.ids[20:80])
+    assert shipper.read_state().accepted == 80, "the twenty of before, and each of these once"
 
 
 def test_a_link_in_the_place_of_the_database_to_a_database_is_not_followed(

@@ -400,7 +400,7 @@ def test_notes_tell_what_is_pending_and_what_came_before_the_ledger(
     assert ship(reporting, october[100:200]).returncode == 0
     code, found = compared(reporting)
     assert (code, found["totals"]["surplus"]) == (3, 100)
-    assert any(note.startswith("100 records were accepted before there was a ledger") for note in found["notes"])
+    assert any(note.startswith("100 records were accepted before the ledger begins") for note in found["notes"])
 
 
 def test_without_a_report_there_is_nothing_to_compare(booked: tuple[Shipper, Service]):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, say, several
+from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, confirm, prepare, say, several
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -98,7 +97,7 @@ def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: b
         say(none_found(selection))
         return
     which = f" ({by_rule(counts)})" if counts else ""
-    _confirm(f"delete {several(len(ids), 'dead letter')} for good{which}?", yes=yes)
+    confirm(f"delete {several(len(ids), 'dead letter')} for good{which}?", yes=yes)
     store = Store(settings.state.directory)
     try:
         say(f"{several(store.purge(ids), 'dead letter')} deleted")
@@ -123,7 +122,7 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
             found = erasure.find()
             letters, spooled = several(len(found.letters), "dead letter"), several(len(found.places), "spooled record")
             if found.letters or found.places:
-                _confirm(f"erase consumer {consumer_id}: {letters} and {spooled}, which will not be sent?", yes=yes)
+                confirm(f"erase consumer {consumer_id}: {letters} and {spooled}, which will not be sent?", yes=yes)
             purged = erasure.erase(found)
         finally:
             store.close()
@@ -146,14 +145,3 @@ def _tell_doubtful(doubtful: list[str]) -> None:
         "what the spool holds is read by: shipper pipe < /dev/null; then what cannot be read is a dead letter. Look at "
         "those with: shipper dead-letters show ID; delete them with: shipper dead-letters purge ID"
     )
-
-
-def _confirm(question: str, *, yes: bool) -> None:
-    """Go on only with a yes; ends the command otherwise."""
-    if yes:
-        return
-    if not sys.stdin or not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} There is nobody to ask; say --yes")
-    if not typer.confirm(question, err=True):
-        say("nothing was deleted")
-        raise typer.Exit(0)

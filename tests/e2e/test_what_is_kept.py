@@ -1,0 +1,197 @@
+"""What stays in files of a person, or of a secret: nothing once all is delivered, nothing after an erasure."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import zlib
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shipper.state.directory import locked_directory
+from shipper.state.ledger import read_ledger
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.e2e.test_reconcile import with_report
+from tests.in_process import run
+
+EMAIL = "canary.bird@example.com"
+PERSON = {"IP": "198.51.100.213", "Username": "canary_bird_4711", "AffiliateID": EMAIL, "Extra": "canary_token_0815"}
+CONSUMER = 777_000_777
+
+
+def of_person(line: bytes, **fields: object) -> bytes:
+    return changed(line, **{**PERSON, **fields})
+
+
+def kept(shipper: Shipper, *left_out: str) -> bytes:
+    """All bytes that a shipper has left in files, the compressed ones of its ledger as they are without that."""
+    found = b"".join(
+        path.read_bytes() for path in shipper.folder.rglob("*") if path.is_file() and path.name not in left_out
+    )
+    with closing(sqlite3.connect(f"file:{shipper.state}/state.db?mode=ro", uri=True)) as db:
+        return found + b"".join(zlib.decompress(data) for (data,) in db.execute("SELECT data FROM ledger_parts"))
+
+
+def canaries_in(found: bytes, shipper: Shipper) -> list[str]:
+    canaries = [*PERSON.values(), "canary", shipper.target.token, shipper.target.subscription_key]
+    return [each for each in canaries if each.encode() in found]
+
+
+def tables(shipper: Shipper) -> tuple[int, int]:
+    with closing(sqlite3.connect(f"file:{shipper.state}/state.db?mode=ro", uri=True)) as db:
+        (row,) = db.execute("SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM ledger_parts)")
+        return row
+
+
+@pytest.mark.parametrize("command", ["backfill", "workers", "pipe", "run"])
+def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
+    shipper: Shipper, service: Service, sample: Sample, command: str
+):
+    """Half of the records have an AffiliateID of their own, so that the ledger keeps both of its forms."""
+    lines = [of_person(line, AffiliateID=f"canary.{at}@example.com") for at, line in enumerate(sample.lines[:600])]
+    lines += [
+        of_person(line, Timestamp="2026-10-01T12:00:00Z", BTag=f"5_{'0' * 32}") for line in sample.lines[600:1200]
+    ]
+    files = [shipper.folder / "sparse.ndjson", shipper.folder / "dense.ndjson"]
+    for done, file in zip((600, 1200), files, strict=True):
+        file.write_bytes(b"".join(lines[done - 600 : done]))
+        if command == "pipe":
+            assert shipper.pipe(file.read_bytes()).returncode == 0
+        elif command == "run":
+            running = shipper.start("run", "--log-level", "debug", settings={"input.include": f'["{file}"]'})
+            running.wait_until(lambda done=done: shipper.read_state().accepted == done, "all")
+            assert running.stop().returncode == 0
+        else:
+            shared = ["--workers", "2"] if command == "workers" else []
+            assert run(shipper, "backfill", file, *shared, "--log-level", "debug").returncode == 0
+    assert shipper.read_state().accepted == service.stored == 1200
+    assert min(tables(shipper)) > 0, "one form of the ledger is not there"
+    rows = read_ledger(shipper.state)
+    assert sum(row.accepted for row in rows) == 1200
+    assert len({row.affiliate_id for row in rows}) == 601
+    assert all(row.affiliate_id.startswith("hash:") for row in rows)
+    assert canaries_in(kept(shipper, "sparse.ndjson", "dense.ndjson"), shipper) == []
+
+
+def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeService, sample: Sample):
+    """In letters with the service's words, in the spool, in the ledger, and in what was kept of the reports."""
+    shipper.target = fake.target
+    quoting = json.dumps({"rejected": [{"index": 0, "message": str(PERSON)}]}).encode()
+    fake.plan(Reply(), Reply(status=202, body=quoting))
+    settings = {"batch.max_events": 1, "delivery.concurrency": 1}
+    first = [of_person(line, ConsumerID=CONSUMER) for line in sample.lines[:3]]
+    (shipper.folder / "events.ndjson").write_bytes(b"".join([*first[:2], changed(first[2], IP=PERSON["Username"])]))
+    result = run(shipper, "backfill", "events.ndjson", "--summary", "json", settings=settings)
+    assert result.counts() == (3, 1, 2, 0, 0)
+    (shipper.folder / "events.ndjson").unlink()
+    fake.default = HANG
+    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running.stdin.write(of_person(sample.lines[3], ConsumerID=CONSUMER) + sample.lines[4])
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests > 2, "a request")
+    running.kill()
+    fake.release()
+    assert canaries_in(kept(shipper), shipper) == [*PERSON.values(), "canary"], "the case is not there"
+
+    erased = run(shipper, "dead-letters", "purge", "--consumer-id", str(CONSUMER), "--yes")
+    assert erased.returncode == 0, erased.stderr
+    assert "2 dead letters and 1 spooled record erased" in erased.stderr
+    assert canaries_in(kept(shipper), shipper) == []
+    fake.default = Reply()
+    assert shipper.pipe().counts() == (1, 1, 0, 0, 0)
+
+    (before,) = (row for row in read_ledger(shipper.state) if row.affiliate_id.startswith("hash:"))
+    named = run(shipper, "ledger", "--erase-affiliate", EMAIL, "--yes")
+    assert (named.returncode, named.stdout) == (0, "")
+    assert "1 count of the ledger changed" in named.stderr
+    assert before.affiliate_id.encode() not in kept(shipper)
+    after = next(row for row in read_ledger(shipper.state) if row.affiliate_id == "(erased)")
+    assert (after.hour, after.media, after.accepted) == (before.hour, before.media, before.accepted)
+    assert canaries_in(kept(shipper), shipper) == []
+
+
+def test_an_affiliate_id_of_a_person_is_shown_as_a_hash_accepted_or_refused(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    place = {"Timestamp": "2026-10-01T12:00:00Z", "BTag": f"5_{'0' * 32}", "BrandID": 7, "AffiliateID": EMAIL}
+    lines = [changed(line, **place) for line in sample.lines[:3]]
+    lines += [changed(lines[0], IP="nowhere"), changed(sample.lines[4], **{**place, "AffiliateID": "aff-70012"})]
+    (shipper.folder / "events.ndjson").write_bytes(b"".join(lines))
+    assert run(shipper, "backfill", "events.ndjson", "--summary", "json").counts() == (5, 4, 1, 0, 0)
+    shown = {form: run(shipper, "ledger", "--format", form) for form in ("table", "csv", "json", "ndjson")}
+    for form, result in shown.items():
+        assert EMAIL not in result.stdout + result.stderr, form
+        assert "aff-70012" in result.stdout
+    rows = {row["affiliate_id"]: row for row in json.loads(shown["json"].stdout)["rows"]}
+    hashed = next(name for name in rows if name.startswith("hash:"))
+    assert rows.keys() == {hashed, "aff-70012"}
+    assert (rows[hashed]["accepted"], rows[hashed]["dead_letters"]) == (3, 1)
+    assert hashed in shown["csv"].stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--erase-affiliate", ""], "needs an AffiliateID"),
+        (["--erase-affiliate", "x"], "--yes"),
+        (["--erase-affiliate", "x", "2026-10-01", "2026-10-02"], "START and END"),
+    ],
+)
+def test_an_erasure_that_cannot_be_meant_is_refused(
+    shipper: Shipper, service: Service, sample: Sample, arguments: list[str], words: str
+):
+    (shipper.folder / "events.ndjson").write_bytes(changed(sample.lines[0], AffiliateID="x"))
+    assert run(shipper, "backfill", "events.ndjson").returncode == 0
+    result = run(shipper, "ledger", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert words in " ".join(result.stderr.replace("│", " ").split())
+    assert [row.affiliate_id for row in read_ledger(shipper.state)] == ["x"]
+    with locked_directory(shipper.state):
+        assert run(shipper, "ledger", "--erase-affiliate", "x", "--yes").returncode == 5
+
+
+def test_counts_past_their_retention_are_deleted_and_nothing_is_compared_without_them(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    with_report(shipper, service)
+    today = datetime.now(UTC).date()
+    old, young = today - timedelta(days=20), today - timedelta(days=5)
+    lines = [
+        changed(line, Timestamp=f"{young if at % 2 else old}T12:00:00Z") for at, line in enumerate(sample.lines[:60])
+    ]
+    (shipper.folder / "events.ndjson").write_bytes(b"".join(lines))
+    settings = {"state.ledger_retention_days": 10}
+    result = run(shipper, "backfill", "events.ndjson", "--summary", "json", settings=settings)
+    assert result.counts() == (60, 60, 0, 0, 0)
+    days = (old.isoformat(), young.isoformat())
+    assert run(shipper, "reconcile", "1001", *days).returncode == 0
+    for is_day_later in (False, True):
+        if is_day_later:
+            with closing(sqlite3.connect(shipper.state / "state.db")) as db, db:
+                day_before = (today - timedelta(days=11)).isoformat()
+                assert db.execute("UPDATE ledger_expiry SET looked_at = looked_at - 86400, due = ?", (day_before,))
+        running = shipper.start("pipe", stdin=subprocess.PIPE, settings=settings)
+        if is_day_later:
+            running.wait_for("ledger_expired")
+        running.stdin.close()
+        result = running.finish()
+        left = {row.hour[:10] for row in read_ledger(shipper.state)}
+        assert left == ({young.isoformat()} if is_day_later else {old.isoformat(), young.isoformat()})
+    assert shipper.read_state().accepted == 60
+    from_day = (today - timedelta(days=11)).isoformat()
+
+    cut = run(shipper, "reconcile", "1001", *days)
+    assert (cut.returncode, cut.stdout) == (1, "")
+    assert f"the ledger is incomplete before {from_day}" in cut.stderr
+    whole = run(shipper, "reconcile", "1001", from_day, young.isoformat())
+    assert whole.returncode == 0, whole.stdout
+    assert "state.ledger_retention_days" in run(shipper, "ledger").stdout
+    assert json.loads(run(shipper, "ledger", "--format", "json").stdout)["complete_from"] == from_day
+    assert "state.ledger_retention_days" not in run(shipper, "ledger", from_day, young.isoformat()).stdout
+    malta = run(shipper, "reconcile", "1001", from_day, young.isoformat(), "--timezone", "Europe/Malta")
+    assert malta.returncode == 1, "its first day began before"
