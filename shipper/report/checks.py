@@ -67,6 +67,12 @@ def check_report(
     return findings
 
 
+def check_merged(places: Iterable[str]) -> list[Finding]:
+    """Warn of marketing sources that the report lists more than once, and that were put together."""
+    words = "it is listed more than once; what one listing lacks was taken from another"
+    return [_warning("sources_are_listed_once", words, where=where) for where in places]
+
+
 def _period(report: wire.DailyReport, requested: DateRange) -> Iterator[Finding]:
     check, period = "period_is_as_requested", report.reporting_period
     stated = f"{period.start} to {period.end}"

@@ -14,6 +14,7 @@ from msgspec import Raw, Struct, inspect
 
 from shipper import wire
 from shipper.errors import ReportError
+from shipper.report.merging import merged
 
 _MISSPELT: Final = "affilaiteAccountId"
 _SPELT_RIGHT: Final = "affiliateAccountId"
@@ -32,15 +33,18 @@ class FetchedReport(Struct, frozen=True, kw_only=True):
     A report and what it was read from.
 
     Attributes:
+        report: What it says; a marketing source that is listed more than once is put together, see `merging`.
         body: The answer as it came, to the byte; a byte order mark before it, which JSON does not have, is left out.
         unknown_fields: Paths of the fields that are not documented, `brands[].extra`; each once, however often it is
             there. Their values are in the body alone.
+        merged: Places of the marketing sources that were put together.
         fetched_at: Seconds since the epoch; None if that is not known.
     """
 
     report: wire.DailyReport
     body: bytes
     unknown_fields: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
     fetched_at: float | None = None
 
     def __repr__(self) -> str:
@@ -76,7 +80,8 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
         )
     unknown: dict[str, None] = {}  # a set that keeps the order
     _examine(body, REPORT_SHAPE, "$", unknown)
-    return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), fetched_at=fetched_at)
+    report, places = merged(report)
+    return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), merged=places, fetched_at=fetched_at)
 
 
 def with_service_spelling(body: bytes) -> bytes:

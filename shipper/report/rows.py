@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
 from shipper import wire
+from shipper.report.currencies import is_same_currency
 from shipper.report.metrics import METRICS, Metric
 
 Value = str | int | Decimal | None
@@ -135,6 +136,12 @@ def are_disjoint(fetched: Sequence[Fetched]) -> bool:
     """Tell whether no two of ascending periods overlap, as far as their ends say; only then may they be added."""
     periods = [_period(item) for item in fetched]
     return all(earlier != later and earlier[1] <= later[0] for earlier, later in pairwise(periods))
+
+
+def share_currency(fetched: Iterable[Fetched]) -> bool:
+    """Return whether reports are certainly of one currency; only then may their money be added or compared."""
+    first, *others = [item.report.reporting_currency for item in fetched]
+    return all(is_same_currency(name, first) for name in others)
 
 
 def _period(item: Fetched) -> tuple[str, str]:

@@ -14,8 +14,8 @@ from rich.text import Text
 from shipper import wire
 from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies
-from shipper.report.rows import Fetched, are_disjoint, by_account
-from shipper.report.wording import clean, money, with_code, with_sign, written
+from shipper.report.rows import Fetched, are_disjoint, by_account, share_currency
+from shipper.report.wording import SEVERAL_CURRENCIES, clean, money, with_code, with_sign, written
 
 _NAME_SHARE: Final = 6  # a name takes a sixth of the width, longer ones are folded: the figures need the room
 _NAME_CELLS: Final = range(10, 25)
@@ -58,8 +58,11 @@ def _print_sum(periods: Sequence[Fetched], console: Console) -> None:
     console.print(
         Text(f"Account {account}, all {len(periods)} periods, {clean(first)} to {clean(last)}\n", style="bold")
     )
-    metrics = [metric for metric in METRICS if metric.is_additive]
+    has_money = share_currency(periods)
+    metrics = [metric for metric in METRICS if metric.is_additive and (has_money or not metric.is_money)]
     _print_lines(lines_over(periods), metrics, latest.reporting_currency, console)
+    if not has_money:
+        console.print(Text(f"{SEVERAL_CURRENCIES}\n", style="dim"))
     console.print(Text("Customers are counted anew in each period and not added over them.\n", style="dim"))
 
 

@@ -12,6 +12,7 @@ from shipper.printable import printable
 from shipper.report.currencies import currency_code
 from shipper.report.metrics import Metric
 
+SEVERAL_CURRENCIES: Final = "The periods are in several currencies, so money is not added over them."
 _MONTHS: Final = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),

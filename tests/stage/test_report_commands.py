@@ -431,6 +431,20 @@ def test_a_balance_that_does_not_follow_is_shown_and_fails_a_strict_run(told: Re
     assert told.good(*strict, "--tolerance", "8.59")
 
 
+def test_a_source_that_is_listed_twice_is_one_row_and_a_warning(told: Reporter, origin: ReportService):
+    plain = told.good("1001", *OCTOBER, "--format", "ndjson")
+    twice = brand(entry(**NOTHING_EARNED), wire.MarketingSource(id=50121, reporting_currency="Euro"))
+    origin.rule = lambda asked: ok(document(asked, brands=[twice]))
+    once = told("1001", *OCTOBER, "--format", "ndjson", "--strict")
+    assert re.sub(r'"fetched_at":"[^"]*"', "", once.stdout) == re.sub(r'"fetched_at":"[^"]*"', "", plain)
+    assert once.returncode == 3
+    assert once.stderr == (
+        "warning: account 1001, 2026-10-01 to 2026-10-31: brands[id=11].marketingSources[id=50121]: it is listed more "
+        "than once; what one listing lacks was taken from another\n"
+    )
+    assert told("1001", *OCTOBER, "--format", "json").stdout == of_month(10, brands=[twice]).decode()
+
+
 def test_an_opening_balance_that_is_not_the_previous_one_is_a_note_and_fails_nothing(
     told: Reporter, origin: ReportService
 ):

@@ -145,6 +145,29 @@ def test_nothing_is_added_over_periods_that_overlap():
     assert "all 2 periods" not in text
 
 
+@pytest.mark.parametrize("source_currency", ["Euro", None])
+def test_money_of_months_in_different_currencies_is_neither_added_nor_compared(source_currency: str | None):
+    """Neither if each source says its own currency, nor if it leaves that to the account."""
+    sources = brand(entry(reporting_currency=source_currency, exchange_rate=None))
+    february = report(sources, **FEBRUARY)
+    same, other = (
+        render_page([fetched(report(sources)), fetched(replace(february, reporting_currency=name))])
+        for name in ("EUR", "Swedish Krona")
+    )
+
+    def tile(page: str, name: str) -> str:
+        return page.partition(f'id="key-{name}"')[2].partition('class="tile"')[0]
+
+    for page in (same, other):
+        assert "unchanged" in tile(page, "clicks")
+        assert "all 2 periods" in tile(page, "clicks")
+    assert ["unchanged" in tile(page, "rev_share") for page in (same, other)] == [True, False]
+    assert "678.0" in words(same)
+    assert "678.0" not in words(other)
+    assert "10,000" in words(other)
+    assert "The periods are in several currencies, so money is not added over them." in words(other)
+
+
 def test_restated_periods_are_marked():
     marked = render_page(months(3))
     assert "Restated November 2025" in words(marked)

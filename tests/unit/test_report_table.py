@@ -64,6 +64,20 @@ def test_nothing_is_added_over_periods_that_overlap():
     assert "10,000" not in text
 
 
+@pytest.mark.parametrize("source_currency", ["Euro", None])
+def test_money_of_months_in_different_currencies_is_not_added(source_currency: str | None):
+    """Neither if each source says its own currency, nor if it leaves that to the account."""
+    sources = brand(entry(reporting_currency=source_currency, exchange_rate=None))
+    euro, krona = report(sources), replace(report(sources, **FEBRUARY), reporting_currency="Swedish Krona")
+    head, over = rendered(fetched(euro), fetched(krona)).split("all 2 periods")
+    assert "339.0000" in head
+    assert line_with(over, "50121")[-3:] == ["10,000", "866", "64"]
+    assert "678.0000" not in over
+    assert "The periods are in several currencies, so money is not added over them." in over
+    same = rendered(fetched(euro), fetched(replace(krona, reporting_currency="EUR")))
+    assert "678.0000" in same.split("all 2 periods")[1]
+
+
 def test_accounts_follow_each_other_and_are_not_added():
     text = rendered(fetched(report(brand(entry()))), fetched(report(brand(entry()), account=7)))
     assert re.findall(r"Account +(\d+)", text) == ["1001", "7"]

@@ -12,6 +12,7 @@ from shipper.cli.common import say
 
 if TYPE_CHECKING:
     from shipper import wire
+    from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part
     from shipper.report.findings import Finding
 
@@ -39,7 +40,7 @@ class Checked(NamedTuple):
 
 
 def check(
-    part: Part, report: wire.DailyReport, tolerance: Decimal, *, earlier: wire.DailyReport | None = None
+    part: Part, fetched: FetchedReport, tolerance: Decimal, *, earlier: wire.DailyReport | None = None
 ) -> Checked:
     """
     Check a report by itself.
@@ -49,10 +50,11 @@ def check(
     """
     from msgspec.structs import replace
 
-    from shipper.report.checks import check_report
+    from shipper.report.checks import check_merged, check_report
 
+    report = fetched.report
     findings = check_report(report, requested=part.days, earlier_version=earlier, tolerance=tolerance)
-    return Checked(part, replace(report, brands=[]), findings)
+    return Checked(part, replace(report, brands=[]), [*check_merged(fetched.merged), *findings])
 
 
 def in_words(reports: Sequence[Checked], tolerance: Decimal, *, has_infos: bool) -> list[Told]:

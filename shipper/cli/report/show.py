@@ -87,7 +87,7 @@ def show(
 
         def use(part: Part, fetched: FetchedReport) -> _Shown:
             piece = out.piece(fetched, is_restated=_is_restated(part, fetched, history))
-            return _Shown(piece, checking.check(part, fetched.report, amount), fetched.unknown_fields)
+            return _Shown(piece, checking.check(part, fetched, amount), fetched.unknown_fields)
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
 

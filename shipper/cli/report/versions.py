@@ -90,7 +90,7 @@ def fetch(
 
         def use(part: Part, fetched: FetchedReport) -> _Fetched:
             kept = keep(history, part, fetched)
-            checked = checking.check(part, fetched.report, amount, earlier=kept.earlier)
+            checked = checking.check(part, fetched, amount, earlier=kept.earlier)
             return _Fetched(in_words(kept), checked, fetched.unknown_fields)
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))

@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import Final, NamedTuple
 
 from shipper import wire
-from shipper.report.metrics import REGISTRATIONS
-from shipper.report.rows import Fetched, are_disjoint
+from shipper.report.metrics import REGISTRATIONS, Metric
+from shipper.report.rows import Fetched, are_disjoint, share_currency
 from shipper.report.wording import clean
 
 COLORS: Final = tuple(f"c{number}" for number in range(7))
@@ -34,6 +34,11 @@ class Account:
         self.latest = periods[-1]
         self.is_series = len(periods) > 1
         self.may_add_periods = are_disjoint(periods)
+        self.has_one_currency = share_currency(periods)
+
+    def may_compare(self, metric: Metric) -> bool:
+        """Return whether a metric of one period can be held against that of another, or added to it."""
+        return self.has_one_currency or not metric.is_money
 
     @cached_property
     def brands(self) -> list[BrandGroup]:

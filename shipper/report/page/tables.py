@@ -13,7 +13,7 @@ from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, minus, tag
 from shipper.report.rows import Fetched
-from shipper.report.wording import money, period, short_period, with_code, with_sign, written
+from shipper.report.wording import SEVERAL_CURRENCIES, money, period, short_period, with_code, with_sign, written
 
 _CENTS: Final = 2
 
@@ -22,7 +22,7 @@ def figures(account: Account) -> Html:
     """Show all figures of all periods, the latest first; before them what may be added over the periods."""
     parts = []
     if account.is_series and account.may_add_periods:
-        additive = [metric for metric in METRICS if metric.is_additive]
+        additive = [metric for metric in METRICS if metric.is_additive and account.may_compare(metric)]
         first, last = (account.periods[end].report.reporting_period for end in (0, -1))
         title = f"All {len(account.periods)} periods, {short_period(first)} to {short_period(last)}"
         parts.append(_details(title, account.latest, lines_over(account.periods), additive, is_open=False))
@@ -42,6 +42,7 @@ def figures(account: Account) -> Html:
             "nor is money of several currencies or exchange rates, and there is no sum where a figure is missing.",
             class_="sub",
         ),
+        None if account.has_one_currency else tag("p", SEVERAL_CURRENCIES, class_="sub"),
         *parts,
     )
 
