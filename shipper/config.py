@@ -390,6 +390,10 @@ class AdminSettings(Section, frozen=True):
         ),
     ] = ()
 
+    stuck_seconds: Annotated[
+        float, Meta(ge=0.5, le=3600, description="a stage at work on one piece for longer is stuck: `/healthz` fails")
+    ] = 30.0
+
     def __post_init__(self) -> None:
         check_listen_address(self.listen, key="listen")
         check_host_names(self.hosts, key="hosts")

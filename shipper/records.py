@@ -112,6 +112,11 @@ class Stream(Struct, eq=False, kw_only=True):
         return self.device, self.inode
 
     @property
+    def key(self) -> str:
+        """What tells it from all others at this moment and at the next start, whatever it is called."""
+        return f"{self.device}:{self.inode}" if self.inode else self.path
+
+    @property
     def shown_path(self) -> str:
         """Where it was last seen, for people."""
         return shown(self.path)

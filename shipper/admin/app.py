@@ -22,6 +22,7 @@ from shipper.report.history import LatestFetch, latest_fetch
 from shipper.state.headline import Headline, headline_of
 from shipper.state.standing import Standing, StateNow, state_now
 from shipper.telemetry.board import Board
+from shipper.telemetry.watch import Watch
 
 _FRESH_S: Final = 1.0
 _COST_SHARE: Final = 20  # looking into the state may take one part in so many of the time
@@ -49,9 +50,10 @@ class Admin:
     """
 
     def __init__(
-        self, board: Board, directory: Path, *, wall_time: Callable[[], float], now: Callable[[], float]
+        self, board: Board, watch: Watch, directory: Path, *, wall_time: Callable[[], float], now: Callable[[], float]
     ) -> None:
         self._board = board
+        self._watch = watch
         self._directory = directory
         self._wall_time = wall_time
         self._now = now
@@ -86,6 +88,9 @@ class Admin:
             return PlainTextResponse(f"{error}\n", status_code=500)
         live = self._board.live
         headline = None if live is None else headline_of(live, state)
+        if self._watch.stuck:
+            sub = f"{self._watch.stuck}. Liveness fails, so that whoever watches shipper starts it again."
+            headline = Headline(state="bad", title="Stuck", sub=sub[0].upper() + sub[1:])
         return _json(msgspec.json.encode(Status(live, state, headline, report)))
 
     def _fresh_state(self) -> tuple[StateNow, LatestFetch | None]:
@@ -111,10 +116,10 @@ class Admin:
         return Response(await run_sync(self._metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     async def _health(self, _: Request) -> Response:
-        """Tell whether the loop turns; what the service does has no part in it."""
-        if self._board.is_alive:
+        """Return whether all stages come to an end with their work; what the service does has no part in it."""
+        if not self._watch.stuck:
             return PlainTextResponse("ok\n")
-        return PlainTextResponse("the event loop has not turned for a while\n", status_code=503)
+        return PlainTextResponse(f"stuck: {self._watch.stuck}\n", status_code=503)
 
     async def _readiness(self, _: Request) -> Response:
         live = self._board.live

@@ -12,6 +12,7 @@ from shipper.addresses import listen_address
 from shipper.admin.app import Admin
 from shipper.serving import BoundedProtocol, HostGuard, Server, address_of, listen, running_in_thread
 from shipper.telemetry.board import Board
+from shipper.telemetry.watch import Watch
 
 log = structlog.get_logger("admin")
 
@@ -32,6 +33,7 @@ class _Protocol(BoundedProtocol):
 def serving(
     address: str,
     board: Board,
+    watch: Watch,
     directory: Path,
     *,
     hosts: Iterable[str],
@@ -50,7 +52,7 @@ def serving(
     """
     host, port = listen_address(address)
     with listen(host, port, key="admin.listen") as listener:
-        app = Admin(board, directory, wall_time=wall_time, now=now).app()
+        app = Admin(board, watch, directory, wall_time=wall_time, now=now).app()
         server = Server(
             HostGuard(app, names=[host, *hosts], advice="list further names in admin.hosts"),
             http=_Protocol,

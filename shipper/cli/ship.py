@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,10 +103,13 @@ def run(
         from shipper.sources.follow import Follower
         from shipper.sources.followed import FilesFollowed
 
-        _put_back_unfinished(settings.input.include)
         patterns = Patterns(
-            settings.input.include, exclude=settings.input.exclude, own_directory=settings.state.directory
+            settings.input.include,
+            exclude=settings.input.exclude,
+            own_directory=settings.state.directory,
+            aside=state.stuck.aside,
         )
+        _put_back_unfinished(patterns.include)
         follower = Follower(
             patterns,
             _book(settings, state),
@@ -255,6 +257,7 @@ def _book(settings: Settings, state: OpenState) -> StreamBook:
         state.next_stream_id,
         max_record_bytes=settings.input.max_record_bytes,
         form=input_form(settings),
+        aside=state.stuck.aside,
     )
 
 
@@ -313,14 +316,17 @@ def ship(
     import anyio
 
     load_http_client()
-    from shipper.cli.showing import Showing, showing
+    from shipper.cli.showing import showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state
     from shipper.sources.files import FilesOnce
     from shipper.sources.joined import Joined
     from shipper.sources.spool import Spool
 
-    with opened_state(settings) as state:
+    with (
+        opened_state(settings) as state,
+        showing(listen, state.directory, state.stuck, hosts=settings.admin.hosts) as shown,
+    ):
         letters = state.store.letters
         youngest_letter = letters.youngest_id()
         main = source = make_source(state)
@@ -328,7 +334,7 @@ def ship(
             # An earlier `pipe` has left something; there may never be another one.
             source = Joined([_spool(settings, state, None), source])
 
-        async def run_pipeline(shown: Showing) -> tuple[Summary, dict[str, int]]:
+        async def run_pipeline() -> tuple[Summary, dict[str, int]]:
             notifier = shown.notifier
             reloading = Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None
             pipeline = Pipeline(
@@ -342,6 +348,7 @@ def ship(
                 publish=shown.publish,
                 reloading=reloading,
                 workers=Workers(workers, (sys.executable, "-m", "shipper.cli.worker")) if workers > 1 else None,
+                suspects=state.stuck.suspects,
             )
             numbers = [*STOP_SIGNALS, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:
@@ -352,8 +359,7 @@ def ship(
                 side.cancel_scope.cancel()
             return summary, pipeline.dead_letter_reasons
 
-        with showing(listen, state.directory, hosts=settings.admin.hosts) as shown:
-            summary, reasons = run_async(partial(run_pipeline, shown))
+        summary, reasons = run_async(run_pipeline)
         before = (
             list({each.stream.stream_id: each for each in main.read_before}.values())
             if isinstance(main, FilesOnce)

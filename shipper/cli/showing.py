@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from shipper.state.live_file import LiveFile
 from shipper.telemetry.board import Board
 from shipper.telemetry.systemd import Notifier
+from shipper.telemetry.watch import Watch
 
 if TYPE_CHECKING:
+    from shipper.state.stuck import StuckPlaces
     from shipper.telemetry.live import Live
 
 
@@ -23,33 +25,39 @@ class Showing(NamedTuple):
     board: Board
     notifier: Notifier
     file: LiveFile
+    watch: Watch
 
     def publish(self, live: Live) -> None:
         """Show a snapshot."""
         self.board.publish(live)
-        self.notifier.note(live)
+        self.notifier.note(live, stuck=self.watch.stuck)
         self.file.note(live)
 
 
 @contextmanager
-def showing(listen: str, directory: Path, *, hosts: Iterable[str]) -> Iterator[Showing]:
+def showing(listen: str, directory: Path, places: StuckPlaces, *, hosts: Iterable[str]) -> Iterator[Showing]:
     """
-    Show what a pipeline publishes while this is entered.
+    Show what a pipeline publishes while this is entered, and whether it is stuck.
 
     Args:
         listen: The admin address; empty = none.
         directory: The state directory.
+        places: Remember where it gets stuck.
         hosts: Names that requests to it may call it by, beside the usual ones.
     Raises:
         ConfigError: The address cannot be had.
     """
-    shown = Showing(Board(now=time.monotonic), Notifier(os.environ, now=time.monotonic), LiveFile(directory))
+    board = Board()
+    watch = Watch(board, limit_s=places.limit_s, now=time.monotonic, places=places)
+    shown = Showing(board, Notifier(os.environ, now=time.monotonic), LiveFile(directory), watch)
     with ExitStack() as stack:
+        stack.enter_context(places.watched())
+        stack.enter_context(watch.looking())
         if listen:
             from shipper.admin.server import serving
 
             stack.enter_context(
-                serving(listen, shown.board, directory, hosts=hosts, wall_time=time.time, now=time.monotonic)
+                serving(listen, board, watch, directory, hosts=hosts, wall_time=time.time, now=time.monotonic)
             )
         stack.callback(shown.file.write)
         yield shown

@@ -132,6 +132,25 @@ class Codec:
             return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
         return self._finished(chunk, offset, piece)
 
+    def refuse_unseen(self, chunk: Chunk, offset: int) -> EncodedChunk:
+        """Refuse the next record without a look at what is in it; arguments and result as for `encode`."""
+        data, framing = chunk.data, chunk.stream.framing
+        start = first_record(chunk, offset - chunk.start_offset)
+        if blank := _BLANK_LINES.match(data, start):
+            start = blank.end()
+        frame = next(framing.frames(data, start), None)
+        if frame is None:
+            return self._finished(chunk, offset, _Piece(len(data), b"", _NONE, [], [], [], Changes()))
+        rejection = Rejection(
+            start_offset=chunk.start_offset + frame.start,
+            end_offset=chunk.start_offset + frame.end,
+            rule="stuck",
+            message=MESSAGES["stuck"],
+            raw=data[frame.start : frame.end],
+            header=framing.header if isinstance(framing, CsvRows) else b"",
+        )
+        return self._finished(chunk, offset, _Piece(frame.cut, b"", _NONE, [], [], [rejection], Changes()))
+
     def forget(self, encoded: EncodedChunk) -> None:
         """Take a piece back, which is to be encoded once more."""
         self._window.forget(encoded.event_ids[: len(encoded.event_ids) - encoded.waits])

@@ -42,6 +42,7 @@ MESSAGES: Final = {
     "encoding": "the line is not UTF-8",
     "csv": "the row is not CSV with as many values as the header",
     "oversized": "the line is longer than input.max_record_bytes",
+    "stuck": "validating the record did not come to an end at earlier starts",
     "repeated_key": "the object names a field more than once",
     "unknown_field": "the object has a field that the wire form does not have",
     "event_id": "EventId must be a UUID in its canonical form: 8-4-4-4-12 lower-case hexadecimal digits",

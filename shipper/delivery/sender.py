@@ -28,6 +28,7 @@ from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, jud
 from shipper.records import Batch, Refusal
 from shipper.secrets import MASK
 from shipper.telemetry.latency import Latencies
+from shipper.telemetry.work import Piece, at_work
 from shipper.wire import INTAKE_PATH
 
 log = structlog.get_logger("delivery")
@@ -238,7 +239,7 @@ class Sender:
             answer = await self._endpoint.request(
                 "POST",
                 INTAKE_PATH,
-                compressed(batch.body) if is_compressed else batch.body,
+                _compressed(batch) if is_compressed else batch.body,
                 authorization=authorization,
                 traceparent=traceparent,
                 encoding="gzip" if is_compressed else "",
@@ -250,7 +251,10 @@ class Sender:
             parcel.is_ambiguous |= error.was_sent
             return without_answer(error.cause, str(error), is_tls=error.is_tls), "connection" if error.is_stale else ""
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
-        verdict = judge(answer, events=batch.events, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch))
+        with at_work(_piece(batch)):
+            verdict = judge(
+                answer, events=batch.events, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch)
+            )
         verdict = _without_secrets(verdict, authorization)
         parcel.is_ambiguous |= verdict.is_ambiguous
         self._note_skew(answer, verdict)
@@ -433,3 +437,14 @@ def _verdict(state: RetryCallState) -> Verdict:
     error = state.outcome.exception()
     assert isinstance(error, _NotSettledError)
     return error.verdict
+
+
+def _compressed(batch: Batch) -> bytes:
+    with at_work(_piece(batch)):
+        return compressed(batch.body)
+
+
+def _piece(batch: Batch) -> Piece:
+    """Name the first of the records of a batch."""
+    span = batch.parts[0][0]
+    return Piece("deliver", span.stream.path, offset=span.start_offset)

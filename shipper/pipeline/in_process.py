@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import Final
@@ -22,6 +22,7 @@ from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk
+from shipper.state.stuck import Place
 from shipper.telemetry.latency import quantile
 from shipper.telemetry.live import Figures, Pause
 from shipper.telemetry.pauses import ADVICE
@@ -37,6 +38,7 @@ class InProcess:
     Args:
         give_up_after_s: With no acceptance for so long the run is given up; None = never.
         wall_time: Seconds since the epoch.
+        suspects: As for `Packer`.
     """
 
     pending: Final = 0
@@ -49,6 +51,7 @@ class InProcess:
         give_up_after_s: float | None,
         wall_time: Callable[[], float],
         rng: Random,
+        suspects: Mapping[str, Sequence[Place]],
     ) -> None:
         self._settings = settings
         self._wall_time = wall_time
@@ -58,7 +61,7 @@ class InProcess:
         self._hold = Hold(
             settings, settlement, skew=self._skew, ask_time=self._ask_time, give_up_after_s=give_up_after_s
         )
-        self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time)
+        self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time, suspects=suspects)
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
         self._senders: list[Sender] = []

@@ -18,6 +18,7 @@ from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Input, Spool
 from shipper.state.directory import ACCESS_ADVICE, locked_directory
 from shipper.state.store import Store
+from shipper.state.stuck import StuckPlaces
 
 
 class OpenState(NamedTuple):
@@ -27,12 +28,14 @@ class OpenState(NamedTuple):
     Attributes:
         next_stream_id: Gives an id that was never given.
         has_spool: Whether an earlier process has left something in the spool.
+        stuck: Where earlier processes got stuck.
     """
 
     directory: Path
     store: Store
     next_stream_id: Callable[[], int]
     has_spool: bool
+    stuck: StuckPlaces
 
     def spool(
         self,
@@ -93,6 +96,7 @@ def opened_state(settings: Settings) -> Iterator[OpenState]:
         try:
             youngest = youngest_segment_id(directory / "spool")
             ids = itertools.count(max(store.streams.youngest_id(), youngest) + 1)
-            yield OpenState(directory, store, ids.__next__, has_spool=bool(youngest))
+            stuck = StuckPlaces(directory, limit_s=settings.admin.stuck_seconds)
+            yield OpenState(directory, store, ids.__next__, has_spool=bool(youngest), stuck=stuck)
         finally:
             store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import anyio
@@ -19,6 +19,8 @@ from shipper.pipeline.brake import Brake
 from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
+from shipper.state.stuck import Place
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("pipeline")
 
@@ -31,14 +33,22 @@ class Packer:
     Args:
         hold: Where to wait with an input that must not be settled as it is.
         wall_time: Seconds since the epoch.
+        suspects: By input, where records are that kept an earlier process from coming to an end.
 
     Attributes:
         waits_for_input_since: Nothing has come since then, on the event loop's clock; None while something is packed.
     """
 
     def __init__(
-        self, settings: Settings, settlement: Settlement, hold: Hold, *, wall_time: Callable[[], float]
+        self,
+        settings: Settings,
+        settlement: Settlement,
+        hold: Hold,
+        *,
+        wall_time: Callable[[], float],
+        suspects: Mapping[str, Sequence[Place]],
     ) -> None:
+        self._suspects = suspects
         self._settlement = settlement
         self._hold = hold
         self._wall_time = wall_time
@@ -103,17 +113,24 @@ class Packer:
 
         now = anyio.current_time()
         latest = self._latest()
-        offset = chunk.start_offset
+        path, key, offset = chunk.stream.path, chunk.stream.key, chunk.start_offset
+        suspects = [
+            each for each in self._suspects.get(key, ()) if each.offset < chunk.end_offset and offset < each.end
+        ]
         while offset < chunk.end_offset:
             if self._settlement.has_left_chunks or not await self._settlement.room(flush):
                 return
-            encoded = self._codec.encode(
-                chunk,
-                offset,
-                room_events=min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream)),
-                room_bytes=self._batcher.room_bytes,
-                latest=latest,
-            )
+            room_events = min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream))
+            if suspects:
+                room_events = 1
+            encoded: EncodedChunk | None
+            if any(each.is_single and each.offset == offset for each in suspects):
+                encoded = self._codec.refuse_unseen(chunk, offset)
+            else:
+                with at_work(Piece("validate", path, key, offset, chunk.end_offset, is_single=bool(suspects))):
+                    encoded = self._codec.encode(
+                        chunk, offset, room_events=room_events, room_bytes=self._batcher.room_bytes, latest=latest
+                    )
             if encoded is None:
                 await flush()
                 continue

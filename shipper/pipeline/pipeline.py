@@ -12,7 +12,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
 from typing import Final, Protocol
@@ -38,6 +38,7 @@ from shipper.pipeline.saver import Keeper
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.records import Backlog, Chunk, Totals, shown
+from shipper.state.stuck import Place
 from shipper.telemetry.live import Live, Phase
 
 log = structlog.get_logger("pipeline")
@@ -92,6 +93,7 @@ class Pipeline:
         publish: Called with a snapshot every second.
         reloading: What SIGHUP leads to.
         workers: Processes that do the work, of a one-shot run; None = this one does.
+        suspects: By input, where records are that kept an earlier process from coming to an end.
 
     Attributes:
         gave_up: Why the run was given up; None if it was not.
@@ -110,6 +112,7 @@ class Pipeline:
         publish: Callable[[Live], None] = lambda live: None,
         reloading: Reloading | None = None,
         workers: Workers | None = None,
+        suspects: Mapping[str, Sequence[Place]] | None = None,
     ) -> None:
         assert workers is None or (is_one_shot and reloading is None)
         self._settings = settings
@@ -134,7 +137,14 @@ class Pipeline:
         )
         self._saver = self._settlement.saver
         self._middle: Middle = (
-            InProcess(settings, self._settlement, give_up_after_s=give_up_after_s, wall_time=wall_time, rng=rng)
+            InProcess(
+                settings,
+                self._settlement,
+                give_up_after_s=give_up_after_s,
+                wall_time=wall_time,
+                rng=rng,
+                suspects=suspects or {},
+            )
             if workers is None
             else InWorkers(settings, self._settlement, command=workers.command, count=workers.count)
         )

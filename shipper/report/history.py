@@ -266,7 +266,7 @@ class History:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         try:
-            with all_or_nothing(self._db):
+            with all_or_nothing(self._db, self._path):
                 yield
         except sqlite3.Error as error:
             raise StateError(

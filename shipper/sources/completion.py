@@ -19,6 +19,7 @@ import structlog
 from shipper.crash_points import crash_point
 from shipper.records import Stream, shown
 from shipper.sources.identity import Place
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 
@@ -129,12 +130,13 @@ KEEP: Final = Completion()
 
 def put_back_unfinished(patterns: Iterable[str]) -> None:
     """Restore the names of files that an earlier process was putting away when it was killed."""
-    folders = {
-        os.path.join(glob.escape(pattern), "**") if os.path.isdir(pattern) else os.path.dirname(pattern)
-        for pattern in patterns
-    }
-    for folder in folders:
-        with suppress(OSError, ValueError):
+    done: set[str] = set()
+    for pattern in patterns:
+        with suppress(OSError, ValueError), at_work(Piece("find", pattern, pattern)):
+            folder = os.path.join(glob.escape(pattern), "**") if os.path.isdir(pattern) else os.path.dirname(pattern)
+            if folder in done:
+                continue
+            done.add(folder)
             for private in map(Path, glob.glob(os.path.join(folder, f".*{_PRIVATE}"), recursive=True)):
                 _put_back(private, private.with_name(private.name[1 : -len(_PRIVATE)]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,6 +13,14 @@ from typing import NamedTuple
 
 from shipper.permissions import obstacle
 from shipper.records import shown
+from shipper.telemetry.work import Piece, Stage, at_work
+
+Aside = Callable[[Stage, str, int], str]  # for an input and an offset: why it stands aside, empty if it does not
+
+
+def nothing_aside(stage: Stage, source: str, offset: int = 0) -> str:
+    """An `Aside` where nothing is known."""
+    return ""
 
 
 class Found(NamedTuple):
@@ -57,22 +65,34 @@ class Patterns:
         exclude: What to leave out.
         own_directory: The state directory. What shipper writes itself is never an input, by whatever name.
         folder: What relative patterns are relative to; empty = the working directory.
+        aside: Which patterns are not to be looked at.
 
     Attributes:
+        include: Without those that stand aside.
         matches: How many files each pattern gave at the last look, whether another one had given them, too.
     """
 
     def __init__(
-        self, include: Iterable[str], *, own_directory: Path, exclude: Sequence[str] = (), folder: str = ""
+        self,
+        include: Iterable[str],
+        *,
+        own_directory: Path,
+        exclude: Sequence[str] = (),
+        folder: str = "",
+        aside: Aside = nothing_aside,
     ) -> None:
-        self.include = tuple(absolute(pattern, folder) for pattern in include)
+        patterns = [absolute(pattern, folder) for pattern in include]
+        why_aside = {pattern: aside("find", pattern, 0) for pattern in patterns}
+        self._aside = {pattern: f"looking for {shown(pattern)} {why}" for pattern, why in why_aside.items() if why}
+        self.include = tuple(pattern for pattern in patterns if not why_aside[pattern])
+        self._asks_aside = aside
         self._exclude = tuple(absolute(pattern, folder) for pattern in exclude)
         self._own_directory = own_directory
         self.matches: dict[str, int] = {}
 
     def replaced(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
         """Make other patterns for the same state directory."""
-        return Patterns(include, exclude=exclude, own_directory=self._own_directory)
+        return Patterns(include, exclude=exclude, own_directory=self._own_directory, aside=self._asks_aside)
 
     def find(self) -> Iterator[Found]:
         """Look at the files that are there now, each name once."""
@@ -80,18 +100,21 @@ class Patterns:
         seen = {path: False for pattern in self._exclude for path in glob.glob(pattern, recursive=True)}
         matches = dict.fromkeys(self.include, 0)
         for pattern in self.include:
-            for path in names(pattern):
-                if path not in seen:
-                    found = _found(path, pattern)
-                    seen[path] = found is not None and not own.has(found)
-                    if found is not None and seen[path]:
-                        yield found
-                matches[pattern] += seen[path]
+            with at_work(Piece("find", pattern, pattern)) as piece:
+                for path in names(pattern):
+                    piece.steps += 1
+                    if path not in seen:
+                        found = _found(path, pattern)
+                        seen[path] = found is not None and not own.has(found)
+                        if found is not None and seen[path]:
+                            yield found
+                    matches[pattern] += seen[path]
         self.matches = matches
 
     def unmatched(self) -> dict[str, str]:
-        """Return the patterns that gave no file at the last look, with that in words."""
-        return {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
+        """Return the patterns that gave no file at the last look, with that in words; or were not looked at."""
+        nothing = {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
+        return self._aside | nothing
 
     def naming(self, path: str) -> str | None:
         """Return the pattern that names a path, whether a file is there or not."""

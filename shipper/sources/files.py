@@ -143,7 +143,7 @@ class FilesOnce:
             places.append((status.st_dev, status.st_ino))
             stream = self._book.at(places[-1])
             if stream is not None and self._book.has_news(stream, status):
-                with suppress(SourceError):  # told in its turn
+                with suppress(SourceError), self._book.opening(path, places[-1]):  # told in its turn
                     if reader := self._book.open_in_place(path):
                         reader.close()
         forget_oldest(self._register, self._book, self._book.lose(places).lost)
@@ -188,7 +188,8 @@ class FilesOnce:
                 self.read_before.append(ReadBefore(path, stream, stream.checkpoint))
                 self._end(stream)
                 return False
-            self._reader = self._book.open(path)
+            with self._book.opening(path, (self._status.st_dev, self._status.st_ino)):
+                self._reader = self._book.open(path)
             self._reader.note_size(self._status, self._wall_time())
             self._read_streams.append(self._reader.stream)
             if self._reader.offset:
@@ -205,7 +206,8 @@ class FilesOnce:
         reader = self._reader
         assert reader is not None
         try:
-            chunk = reader.read(is_final=True)
+            with self._book.reading(reader):
+                chunk = reader.read(is_final=True)
             if chunk is not None:
                 if not reader.content.compression:
                     self.done_bytes += chunk.end_offset - chunk.start_offset

@@ -21,6 +21,7 @@ from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
 from shipper.sources.siblings import Siblings
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 
@@ -119,6 +120,10 @@ class Follower:
 
     def look(self, found: Sequence[Found], now: float) -> None:
         """Open what is new among what was found, note what was renamed, close and complete what is done with."""
+        with at_work(Piece("find", ", ".join(self._patterns.include))):
+            self._look(found, now)
+
+    def _look(self, found: Sequence[Found], now: float) -> None:
         self.is_crowded = False
         self.files.begin_look()
         if self._has_new_patterns:
@@ -308,7 +313,8 @@ class Follower:
         try:
             if not stat.S_ISREG(found.status.st_mode):
                 raise not_regular(found.path)
-            action(found, now)
+            with self._book.opening(found.name, found.place):
+                action(found, now)
             self._refused.pop(found.path, None)
         except FileNotFoundError:
             return

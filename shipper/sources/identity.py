@@ -13,8 +13,8 @@ import errno
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +25,10 @@ from shipper.framing import CsvRows, Framing
 from shipper.permissions import DENIALS, obstacle
 from shipper.records import Head, Stream, digest, shown
 from shipper.sources.content import Content, open_content
+from shipper.sources.discovery import Aside, nothing_aside
 from shipper.sources.generations import is_generation_of, looks_like_generation
 from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, begins_alike, likeness
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 
@@ -72,6 +74,7 @@ class StreamBook:
         next_stream_id: Gives an id that was never given.
         max_record_bytes: The longest line that is a record.
         form: How records lie in the files.
+        aside: Which files are not to be opened, or read no further.
     """
 
     def __init__(
@@ -81,7 +84,9 @@ class StreamBook:
         *,
         max_record_bytes: int,
         form: InputForm = NDJSON,
+        aside: Aside = nothing_aside,
     ) -> None:
+        self._aside = aside
         self._max_record_bytes = max_record_bytes
         self._form = form
         self._next_stream_id = next_stream_id
@@ -92,6 +97,29 @@ class StreamBook:
         self._lost: dict[int, Stream] = {}
         self._lost_by_head: dict[Head, list[Stream]] = defaultdict(list)
         self._placed_by_head: dict[Head, list[Stream]] = {}  # as of the last look
+
+    @contextmanager
+    def opening(self, path: str | Path, place: Place) -> Iterator[None]:
+        """
+        Name what is at work while a file is looked at.
+
+        Raises:
+            SourceError: It stands aside.
+        """
+        source = f"{place[0]}:{place[1]}"
+        if why := self._aside("open", source, 0):
+            raise SourceError(f"looking at {path} {why}")
+        with at_work(Piece("open", str(path), source)):
+            yield
+
+    @contextmanager
+    def reading(self, reader: StreamReader) -> Iterator[None]:
+        """As `opening`, while it is read on."""
+        key = reader.stream.key
+        if why := self._aside("read", key, reader.offset):
+            raise SourceError(f"reading {reader.path} from byte {reader.offset} on {why}")
+        with at_work(Piece("read", str(reader.path), key, reader.offset)):
+            yield
 
     def at(self, place: Place) -> Stream | None:
         """Tell which stream was seen at a place last."""

@@ -15,6 +15,7 @@ from shipper.errors import SourceError
 from shipper.records import Chunk, shown
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 
@@ -189,10 +190,12 @@ class OpenFiles:
 
     def check(self, file: OpenFile, now: float) -> None:
         """Have one read if it has changed."""
-        if file.new_since is None and (
-            file.has_changed(file.reader.content.status()) or self._ending(file, now) != file.ending
-        ):
-            self.wake(file)
+        reader = file.reader
+        with at_work(Piece("read", str(reader.path), reader.stream.key, reader.offset)):
+            if file.new_since is None and (
+                file.has_changed(reader.content.status()) or self._ending(file, now) != file.ending
+            ):
+                self.wake(file)
 
     def note_truncations(self, now: float) -> None:
         """Find out which were truncated, so that a copy of what they hold now is known for one."""
@@ -228,37 +231,17 @@ class OpenFiles:
             file.is_ready = False
             if self._files.get(file.place) is not file or file.new_since is not None:
                 continue  # closed, or not its turn yet
-            chunk = self._read_one(file, now)
+            chunk = self._try_to_read(file, now)
             if chunk is not None:
                 chunks.append(chunk)
                 read_bytes += len(chunk.data)
         return chunks
 
-    def _read_one(self, file: OpenFile, now: float) -> Chunk | None:
+    def _try_to_read(self, file: OpenFile, now: float) -> Chunk | None:
         """Read a chunk of a file; None at its end, or if it cannot be read for now."""
         try:
-            wall_time = self._wall_time()
-            status = file.reader.content.status()
-            if file.has_changed(status):
-                if not file.reader.is_intact():
-                    self._begin_again(file, status)
-                else:
-                    file.note_unchanged()
-                file.note_change(status, now)
-            file.ending = self._ending(file, now)
-            reader = file.reader
-            reader.note_size(status, wall_time)
-            chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open")
-            file.trouble = ""
-            if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
-                ended_before = reader.stream.ended_ns
-                reader.note_end(status, wall_time)
-                # The end may be found long after the last checkpoint was saved: of an archive, or before NULs.
-                is_end_inside = bool(reader.content.compression) or reader.offset < status.st_size
-                file.is_to_note |= is_end_inside and reader.stream.ended_ns != ended_before
-            else:
-                self.wake(file)
-            return chunk
+            with self._book.reading(file.reader):
+                return self._read_one(file, now)
         except OSError as error:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
@@ -267,3 +250,27 @@ class OpenFiles:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.trouble = shown(str(error))
         return None
+
+    def _read_one(self, file: OpenFile, now: float) -> Chunk | None:
+        wall_time = self._wall_time()
+        status = file.reader.content.status()
+        if file.has_changed(status):
+            if not file.reader.is_intact():
+                self._begin_again(file, status)
+            else:
+                file.note_unchanged()
+            file.note_change(status, now)
+        file.ending = self._ending(file, now)
+        reader = file.reader
+        reader.note_size(status, wall_time)
+        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open")
+        file.trouble = ""
+        if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
+            ended_before = reader.stream.ended_ns
+            reader.note_end(status, wall_time)
+            # The end may be found long after the last checkpoint was saved: of an archive, or before NULs.
+            is_end_inside = bool(reader.content.compression) or reader.offset < status.st_size
+            file.is_to_note |= is_end_inside and reader.stream.ended_ns != ended_before
+        else:
+            self.wake(file)
+        return chunk

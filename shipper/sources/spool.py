@@ -30,6 +30,7 @@ from shipper.sources.reader import NDJSON, InputForm, StreamReader
 from shipper.sources.room import FULL_DISK, NoRoomError, check_disk, is_full
 from shipper.sources.segments import Segment, Segments
 from shipper.sources.standard_input import StandardInput
+from shipper.telemetry.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 
@@ -185,7 +186,7 @@ class Spool:
                 self._input.note_left()
 
     def _end(self) -> None:
-        with self._writing:
+        with self._writing, at_work(Piece("spool", str(self._directory))):
             try:
                 if self._input is not None:
                     self._input.leave(self._segments)
@@ -227,7 +228,7 @@ class Spool:
         )
 
     def _move(self, source: Input, now: float) -> None:
-        with self._writing:
+        with self._writing, at_work(Piece("spool", str(self._directory))):
             self._segments.append()  # what did not fit before
             source.move(self._segments)
             if source.has_ended:
@@ -235,7 +236,7 @@ class Spool:
             self._segments.sync_if_due(now)
 
     def _part(self) -> None:
-        with self._writing, suppress(NoRoomError):
+        with self._writing, suppress(NoRoomError), at_work(Piece("spool", str(self._directory))):
             try:
                 self._segments.part()
             except OSError as error:
@@ -305,7 +306,7 @@ class Spool:
                 changed = self._changed
                 is_closed = segment.is_closed
                 segment.stream.note_end(segment.size, self._wall_time())
-                chunk = await self._run_sync(partial(reader.read, is_final=is_closed))
+                chunk = await self._run_sync(self._read, reader, is_closed)
                 if chunk is not None:
                     await chunks_tx.send(chunk)
                 elif is_closed:
@@ -314,6 +315,10 @@ class Spool:
                     await changed.wait()
         finally:
             reader.close()
+
+    def _read(self, reader: StreamReader, is_final: bool) -> Chunk | None:
+        with at_work(Piece("read", str(reader.path), reader.stream.key, reader.offset)):
+            return reader.read(is_final=is_final)
 
     def _reader(self, segment: Segment, stream: Stream) -> StreamReader:
         return StreamReader(

@@ -21,7 +21,13 @@ ACCESS_ADVICE: Final = "It was left as it is: hand it over (chown, chmod), or ru
 
 # By database, how much was kept in it.
 _COUNTS: Final = {"state.db": "SELECT read FROM totals", "reports.db": "SELECT count(*) FROM versions"}
-_BESIDE: Final = {"state.db": ("lock", "live.json", ".live.json", "ledger.key", ".ledger.key"), "reports.db": ()}
+_BESIDE: Final = {
+    "state.db": (
+        *("lock", "live.json", ".live.json", "ledger.key", ".ledger.key"),
+        *("at-work", "traceback", "stuck.json"),
+    ),
+    "reports.db": (),
+}
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.02
 

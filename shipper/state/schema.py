@@ -17,6 +17,7 @@ import msgspec
 from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, disguise, obstacle
 from shipper.state.directory import ACCESS_ADVICE
+from shipper.telemetry.work import Piece, at_work
 
 SCHEMA_VERSION: Final = 10
 LETTER_OVERHEAD_BYTES: Final = 512
@@ -216,12 +217,18 @@ _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*+:\s*+"?\s*+(\d{1,40}+)(?![\w
 
 
 @contextmanager
-def all_or_nothing(db: sqlite3.Connection) -> Iterator[None]:
-    """Do what is within in one transaction, or nothing of it."""
+def all_or_nothing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """
+    Do what is within in one transaction, or nothing of it.
+
+    Args:
+        path: Of the database; to wait until others are done with it is no work.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
-        yield
-        db.execute("COMMIT")
+        with at_work(Piece("save", str(path))):
+            yield
+            db.execute("COMMIT")
     except BaseException:
         if db.in_transaction:
             db.execute("ROLLBACK")

@@ -40,6 +40,7 @@ from shipper.state.schema import (
     understood,
 )
 from shipper.state.streams import StreamTable
+from shipper.telemetry.work import Piece, at_work
 
 # What passes by itself, or when somebody makes room: a full disk, a file system that is read-only for a while.
 _FOR_NOW: Final = {
@@ -187,11 +188,12 @@ class Store:
         """
         try:
             with self._lock:
-                with all_or_nothing(self._db):
+                with all_or_nothing(self._db, self._path):
                     if not log_bytes(self._path):
                         chain_log(self._db)
                     yield
-                self._bound_log()
+                with at_work(Piece("save", str(self._path))):
+                    self._bound_log()
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             raise (StateUnwritableError if code in _FOR_NOW else StateError)(

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
 from shipper.telemetry.live import Live, Moment
 
 _MOMENT_S: Final = 2.0
 _MOMENTS: Final = 900  # half an hour
-_STILL_S: Final = 30.0
 
 
 class Board:
-    """
-    The latest snapshot, and the points of the charts.
+    """The latest snapshot, and the points of the charts."""
 
-    Args:
-        now: A clock that does not jump, seconds; the same in every thread.
-    """
-
-    def __init__(self, *, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._live: Live | None = None
-        self._published_at = now()
         self._moments: deque[Moment] = deque(maxlen=_MOMENTS)
         self._requests = 0
 
@@ -35,14 +26,8 @@ class Board:
         """The latest snapshot; None before the first."""
         return self._live
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the loop that publishes has turned lately."""
-        return self._now() - self._published_at < _STILL_S
-
     def publish(self, live: Live) -> None:
         """Put up a snapshot."""
-        self._published_at = self._now()
         with self._lock:
             self._live = live
             if not self._moments or live.at >= self._moments[-1].at + _MOMENT_S or live.at < self._moments[-1].at:

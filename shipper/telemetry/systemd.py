@@ -30,18 +30,23 @@ class Notifier:
         self._state = ""
         self._words_at = 0.0
 
-    def note(self, live: Live) -> None:
-        """Tell what a snapshot says; made by the loop that ships, it is a sign of life."""
+    def note(self, live: Live, *, stuck: str = "") -> None:
+        """
+        Tell what a snapshot says; made by the loop that ships, it is a sign of life.
+
+        Args:
+            stuck: What does not come to an end, in words: then it is none.
+        """
         if not self._address:
             return
-        lines = ["WATCHDOG=1"] if self._is_watched else []
+        lines = ["WATCHDOG=1"] if self._is_watched and not stuck else []
         state = _STATES.get(live.phase, "")
         is_new, self._state = state != self._state, state
         if is_new and state:
             lines.append(state)
         if is_new or self._now() >= self._words_at + _WORDS_INTERVAL_S:
             self._words_at = self._now()
-            lines.append(f"STATUS={_words(live)}")
+            lines.append(f"STATUS=stuck: {stuck}" if stuck else f"STATUS={_words(live)}")
         self._send(lines)
 
     def note_reload(self) -> None:

@@ -21,6 +21,7 @@ from shipper.sandbox.samples import sample_lines
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
 from shipper.telemetry.board import Board
+from shipper.telemetry.watch import Watch
 from tests.fuzz.engine import Target, loop
 from tests.fuzz.mutation import mutator
 
@@ -34,7 +35,9 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 def _admin() -> App:
     folder = Path(tempfile.mkdtemp(prefix="shipper-fuzz-"))
     folder.rmdir()  # a shipper that has no state yet
-    return Admin(Board(now=lambda: 0.0), folder, wall_time=lambda: _NOW, now=lambda: 0.0).app()
+    board = Board()
+    watch = Watch(board, limit_s=30, now=lambda: 0.0)
+    return Admin(board, watch, folder, wall_time=lambda: _NOW, now=lambda: 0.0).app()
 
 
 @cache

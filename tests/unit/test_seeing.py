@@ -43,21 +43,8 @@ def live(**fields: object) -> Live:
 # The board --------------------------------------------------------------------------------------------------------
 
 
-def test_the_board_is_alive_while_somebody_publishes():
-    clock = Clock()
-    board = Board(now=clock)
-    assert board.live is None
-    assert board.is_alive, "a start may take a moment"
-    clock.now += 29
-    assert board.is_alive
-    clock.now += 1
-    assert not board.is_alive
-    board.publish(live())
-    assert board.is_alive
-
-
 def test_the_charts_hold_half_an_hour_in_steps_of_two_seconds():
-    board = Board(now=Clock())
+    board = Board()
     for second in range(4000):
         board.publish(live(at=1000.0 + second, requests={"202": 5 if second < 3000 else 6}, latency_p50_seconds=0.25))
     moments = board.moments(0)
@@ -69,7 +56,7 @@ def test_the_charts_hold_half_an_hour_in_steps_of_two_seconds():
 
 
 def test_a_clock_that_is_set_back_does_not_stop_the_charts():
-    board = Board(now=Clock())
+    board = Board()
     for at in (1000.0, 1002.0, 500.0, 502.0):
         board.publish(live(at=at))
     assert [each.at for each in board.moments(0)] == [1000.0, 1002.0, 500.0, 502.0]

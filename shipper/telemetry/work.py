@@ -1,0 +1,74 @@
+"""
+What each thread is at work on, so that others see when one does not come to an end.
+
+A stage names a piece before it begins with it: some bytes to be read, records to be validated, a transaction. Waiting
+for the service, for room, or for something to read is no work. No clock is read here; `Watch` looks from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Final, Literal
+
+Stage = Literal["find", "open", "read", "validate", "deliver", "spool", "save"]
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """
+    A piece of work.
+
+    Attributes:
+        path: Of a file, or a pattern; for people.
+        source: Which input that is, whatever its name; empty = none.
+        offset: Where in the input the work begins.
+        end: Where it ends at the latest; 0 = not known.
+        is_single: It is one record.
+        steps: How far the work has come, in whatever unit; as long as that grows, it is not stuck.
+    """
+
+    stage: Stage
+    path: str = ""
+    source: str = ""
+    offset: int = 0
+    end: int = 0
+    is_single: bool = False
+    steps: int = 0
+
+
+_pieces: Final[dict[int, Piece]] = {}  # by thread
+_note: Callable[[Piece, bool], None] | None = None
+
+
+@contextmanager
+def at_work(piece: Piece) -> Iterator[Piece]:
+    """Name what this thread does within; nothing within may be awaited. A piece within a piece stands for both."""
+    thread, note = get_ident(), _note
+    around = _pieces.get(thread)
+    _pieces[thread] = piece
+    if note is not None:
+        note(piece, True)
+    try:
+        yield piece
+    finally:
+        if around is None:
+            del _pieces[thread]
+        else:
+            around.steps += 1
+            _pieces[thread] = around
+        if note is not None:
+            note(piece, False)
+
+
+def pieces() -> dict[int, Piece]:
+    """Return what threads are at work on now."""
+    return _pieces.copy()
+
+
+def have_noted(note: Callable[[Piece, bool], None] | None) -> None:
+    """Have a function called, in the thread at work, before each piece with True, and behind it with False."""
+    global _note
+    _note = note

@@ -1,0 +1,252 @@
+"""What counts as stuck, and what the next start makes of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from shipper.codec import Codec
+from shipper.config import RecordsSettings
+from shipper.framing import LINES, BatchElements, CsvRows, Framing
+from shipper.records import Chunk, Stream
+from shipper.state.stuck import StuckPlaces
+from shipper.telemetry.board import Board
+from shipper.telemetry.live import Live
+from shipper.telemetry.watch import Watch
+from shipper.telemetry.work import Piece, at_work, have_noted
+from tests.cases import each
+
+LIMIT_S = 10.0
+READ = Piece("read", "/in/a.ndjson", "1:2", 70)
+
+
+class Looks:
+    """A watch whose clock is set by hand, and a snapshot before each look unless the event loop stands still."""
+
+    def __init__(self, places: StuckPlaces | None = None) -> None:
+        self.now = 100.0
+        self.board = Board()
+        self.watch = Watch(self.board, limit_s=LIMIT_S, now=lambda: self.now, places=places)
+
+    def __call__(self, seconds: int, *, turns: bool = True) -> str:
+        """Look once a second."""
+        for _ in range(seconds):
+            self.now += 1.0
+            if turns:
+                self.board.publish(Live(version="1", process_id=7, command="run", phase="running", started_at=1, at=2))
+            self.watch.look()
+        return self.watch.stuck
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+def test_a_piece_that_takes_longer_than_the_limit_is_stuck_and_told_once(looks: Looks):
+    with capture_logs() as logs:
+        with at_work(READ):
+            assert looks(10) == ""
+            assert looks(1) == "reading /in/a.ndjson from byte 70 on, for 10 s"
+            assert looks(20) == "reading /in/a.ndjson from byte 70 on, for 30 s"
+        assert looks(1) == ""
+        looks(5)
+    assert [line["event"] for line in logs] == ["stuck", "stuck_over"]
+    assert (logs[0]["path"], logs[0]["offset"]) == ("/in/a.ndjson", 70)
+
+
+def test_many_pieces_one_after_the_other_are_not_stuck(looks: Looks):
+    for _ in range(40):
+        with at_work(Piece("read", "/in/a.ndjson", "1:2", 70)):
+            assert looks(1) == ""
+
+
+def test_work_that_goes_on_in_steps_or_in_pieces_within_is_not_stuck(looks: Looks):
+    with at_work(Piece("find", "/in/*")) as piece:
+        for _ in range(20):
+            piece.steps += 1
+            assert looks(1) == ""
+        for _ in range(20):
+            with at_work(Piece("open", "/in/a")):
+                pass
+            assert looks(1) == ""
+        assert looks(10) == "looking for files by /in/*, for 10 s"
+
+
+def test_a_piece_of_another_thread_is_seen(looks: Looks):
+    begun, over = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with at_work(READ):
+            begun.set()
+            over.wait(10)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert begun.wait(10)
+    stuck = looks(11)
+    over.set()
+    thread.join(10)
+    assert stuck.startswith("reading /in/a.ndjson")
+    assert looks(1) == ""
+
+
+def test_an_event_loop_that_does_not_turn_is_stuck_whatever_it_does(looks: Looks):
+    looks(1)
+    assert looks(14, turns=False) == ""
+    assert looks(2, turns=False).startswith("the event loop has not turned")
+    assert looks(1) == ""
+
+
+def test_a_process_that_was_stopped_or_a_machine_that_slept_is_not_stuck(looks: Looks):
+    with at_work(READ):
+        looks(2)
+        looks.now += 3600
+        assert looks(1) == ""
+
+
+def test_a_name_is_shown_as_people_may_see_it(looks: Looks):
+    with at_work(Piece("read", "/in/\x1b[2J\udcff", "1:2")):
+        assert looks(11) == r"reading /in/\x1b[2J\xff from byte 0 on, for 10 s"
+
+
+# From one start to the next ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def after() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+    have_noted(None)
+
+
+def start(folder: Path) -> StuckPlaces:
+    return StuckPlaces(folder, limit_s=LIMIT_S)
+
+
+def stuck_until_killed(folder: Path, *pieces: Piece) -> None:
+    """Be a process that is stuck, which others notice, and killed."""
+    places = start(folder)
+    for piece in pieces:
+        places.add(piece)
+
+
+def test_an_input_stands_aside_after_two_starts_at_one_place_and_at_no_other(tmp_path: Path):
+    for expected in (False, False, True):
+        places = start(tmp_path)
+        assert bool(places.aside("read", "1:2", 70)) is expected
+        assert not places.aside("read", "1:2", 71)
+        assert not places.aside("read", "1:3", 70)
+        assert not places.aside("open", "1:2", 70)
+        places.add(READ)
+
+
+def test_what_comes_to_an_end_after_all_is_forgotten(tmp_path: Path):
+    stuck_until_killed(tmp_path, READ)
+    places = start(tmp_path)
+    places.add(READ)
+    places.remove(READ)
+    assert not start(tmp_path).aside("read", "1:2", 70)
+
+
+def test_an_orderly_end_forgets_all_but_where_it_is_stuck_itself(tmp_path: Path):
+    for _ in range(2):
+        stuck_until_killed(tmp_path, READ, Piece("find", "/x/*", "/x/*"))
+    places = start(tmp_path)
+    with places.watched():
+        places.add(READ)
+    later = start(tmp_path)
+    assert later.aside("read", "1:2", 70)
+    assert not later.aside("find", "/x/*")
+    with later.watched():
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def killed_in(folder: Path, *pieces: Piece, traceback: str) -> None:
+    """Be a process whose interpreter stood still within pieces, and that was killed."""
+    with ExitStack() as stack:
+        stack.enter_context(pytest.raises(KeyboardInterrupt))
+        places = start(folder)
+        stack.enter_context(places.watched())
+        for piece in pieces:
+            stack.enter_context(at_work(piece))
+        for name in ("at-work", "traceback"):
+            (folder / f"{name}.kept").write_bytes((folder / name).read_bytes())
+        raise KeyboardInterrupt
+    (folder / "at-work.kept").rename(folder / "at-work")
+    (folder / "traceback.kept").unlink()
+    (folder / "traceback").write_text(traceback)
+
+
+VALIDATE = Piece("validate", "/in/a.ndjson", "1:2", 70, 900)
+
+
+def test_an_interpreter_that_stood_still_leaves_where_and_it_counts_once(tmp_path: Path):
+    killed_in(tmp_path, READ, VALIDATE, traceback="Timeout!")
+    with capture_logs() as logs:
+        (place,) = start(tmp_path).suspects["1:2"]
+    assert (place.offset, place.end, place.is_single, place.starts) == (70, 900, False, 1)
+    assert [(line["event"], line["stage"], line["offset"]) for line in logs] == [("stuck_before", "validate", 70)]
+    assert start(tmp_path).suspects["1:2"] == [place]
+
+
+def test_a_kill_in_the_middle_of_work_that_goes_on_is_no_reason_for_suspicion(tmp_path: Path):
+    killed_in(tmp_path, READ, VALIDATE, traceback="")
+    places = start(tmp_path)
+    assert not places.suspects
+    assert not (tmp_path / "stuck.json").exists()
+
+
+@each("content", [b"", b"{", b"[1]", b'[{"stage":"nonsense","source":"x"}]', b"\xff" * 5000, b"[" * 100_000])
+def test_what_is_no_list_of_places_is_taken_for_none(tmp_path: Path, content: bytes):
+    for name in ("stuck.json", "at-work", "traceback"):
+        (tmp_path / name).write_bytes(content)
+    assert not start(tmp_path).suspects
+
+
+def test_a_pipe_or_a_link_in_the_place_of_its_files_is_not_followed_and_holds_nothing_up(tmp_path: Path):
+    state = tmp_path / "state"
+    state.mkdir()
+    other = tmp_path / "other"
+    other.write_text("somebody's")
+    os.mkfifo(state / "stuck.json")
+    (state / "at-work").symlink_to(other)
+    os.mkfifo(state / "traceback")
+    places = start(state)
+    with places.watched(), at_work(VALIDATE):
+        places.add(READ)
+    assert other.read_text() == "somebody's"
+
+
+# A record that is refused unseen ----------------------------------------------------------------------------------
+
+FRAMINGS: dict[str, tuple[Framing, bytes, list[bytes]]] = {
+    "lines": (LINES, b"\n \n{one\n\n{two}\n", [b"{one", b"{two}"]),
+    "csv": (CsvRows(b"a,b\n", ","), b'"1\n1",2\n3,4\n', [b'"1\n1",2', b"3,4"]),
+    "batch": (BatchElements(), b'[{"a":[1]}, 2 ]', [b'{"a":[1]}', b"2"]),
+}
+
+
+@each("framing", list(FRAMINGS))
+def test_exactly_the_next_record_is_refused_unseen(framing: str):
+    how, data, records = FRAMINGS[framing]
+    stream = Stream(stream_id=1, kind="file", path="x", framing=how)
+    origin = 1000
+    chunk = Chunk(stream=stream, start_offset=origin, end_offset=origin + len(data), data=data)
+    codec = Codec(RecordsSettings(), max_record_bytes=10_000)
+    offset, refused = origin, []
+    while offset < chunk.end_offset:
+        span = codec.refuse_unseen(chunk, offset).span
+        assert (span.start_offset, span.unsettled, span.records) == (offset, 0, len(span.rejections))
+        offset = span.end_offset
+        refused += span.rejections
+    assert [each.raw for each in refused] == records
+    assert {each.rule for each in refused} == {"stuck"}
+    assert [data[each.start_offset - origin : each.end_offset - origin] for each in refused] == records
