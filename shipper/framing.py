@@ -33,14 +33,19 @@ _QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"(?!")'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
 _CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
+_BRACE: Final = ord("{")
 _USUAL_OBJECT_BYTES: Final = 2_048  # of an element; one that is longer is read bracket by bracket
 _TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote opens a string that has no end
-_SCALAR: Final = re.compile(_STRING + rb'|[^",\[\]{}\s]+', re.DOTALL)
+_REST_OF_STRING: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_BARE: Final = re.compile(rb'[^",\[\]{}\s]*')
+_BLANK: Final = re.compile(rb"[ \t\r\n\0]*")
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
 _EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
 _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
 _HEADS: Final = (b'{"EventType":"%b","events":[' % EVENT_TYPE.encode(), b'{"events":[')  # without blanks
-_FOOT: Final = re.compile(rb"\](?:\s*(?:,\s*%b\s*)?\})?" % _EVENT_TYPE)
+# The same without blanks, and what may begin an input; and the feet that are longer than the bracket of a bare array.
+_BEGINNINGS: Final = (b"[", *_HEADS, codecs.BOM_UTF8)
+_FEET: Final = (b"]}", b'],"EventType":"%b"}' % EVENT_TYPE.encode())
 
 
 class Frame(NamedTuple):
@@ -186,77 +191,150 @@ class BatchElements:
     def cut(self, data: bytes, *, is_final: bool) -> int:
         if is_final:
             return len(data)
-        return max((frame.cut for frame in self._elements(data, 0, is_final=False)), default=0)
+        return max((frame.cut for frame in _scan_of(data, 0).frames(data, is_final=False)), default=0)
 
     def frames(self, data: bytes, start: int) -> Iterator[Frame]:
-        return self._elements(data, start, is_final=True)
-
-    def _elements(self, data: bytes, start: int, *, is_final: bool) -> Iterator[Frame]:
-        at = _skip_blanks(data, start)
-        if data.startswith(codecs.BOM_UTF8, at):
-            at = _skip_blanks(data, at + len(codecs.BOM_UTF8))
-        is_within = data.startswith((b",", b"]"), at)  # behind an element, where `cut` ended the chunk before
-        while at < len(data):
-            end: int | None
-            if not is_within:
-                head = _HEAD.match(data, at)
-                end, is_within = head.end() if head else None, True
-            elif foot := _FOOT.match(data, at):
-                end, is_within = foot.end(), False
-            elif data.startswith(b",", at):
-                end = at + 1
-            else:
-                end = _end_of_value(data, at)
-                if end is not None:
-                    yield Frame(at, end, end)  # the comma that follows says that it is within an array
-            if end is None:
-                if is_final:
-                    yield Frame(at, len(data), len(data))
-                return
-            at = _skip_blanks(data, end)
+        return _scan_of(data, start).frames(data, is_final=True)
 
 
-class OpenValue:
+def _scan_of(data: bytes, start: int) -> ElementScan:
+    """Begin between two records; behind an element, where a chunk may end, a comma or a bracket follows."""
+    at = _skip_blanks(data, start)
+    return ElementScan(at, is_within=data.startswith((b",", b"]"), at))
+
+
+class ElementScan:
     """
-    A value of an array whose end has not come; it is looked for in what comes, not in what was there.
+    A search for the elements of arrays in data that may grow: what was looked at is not looked at again.
 
     Args:
-        start: Where it begins in the data, which only grows.
+        start: Where it begins in the data.
+        is_within: It begins within an array.
     """
 
-    def __init__(self, start: int) -> None:
-        self._at = start
-        self._depth = 0
+    def __init__(self, start: int = 0, *, is_within: bool = False) -> None:
+        self._start = self._at = start
+        self._is_within = is_within
+        self._between = b""  # what has come of a head or foot, without blanks
+        self._is_strange = False  # that is none
+        self._value: _OpenValue | None = None
 
-    def ends_in(self, data: bytes) -> bool:
-        """Look at what has come since the last time."""
-        for token in _TOKEN.finditer(data, self._at):
-            self._at = token.start()
-            if token[0] == b'"':
-                return False
-            self._at = token.end()
-            if token[0] in b"{[":
-                self._depth += 1
-            elif token[0] in b"}]":
-                self._depth -= 1
-                if self._depth == 0:
+    def frames(self, data: bytes | bytearray, *, is_final: bool) -> Iterator[Frame]:
+        """
+        Find the next elements that are whole.
+
+        Args:
+            data: The same as before, and what has come since behind it.
+            is_final: Nothing comes behind it: what is left of it is one more.
+        """
+        while self._find_value(data):
+            end = _usual_end(data, self._start) if self._value is None else None
+            if end is None:
+                self._value = self._value or _OpenValue(self._start, data)
+                end = self._value.end_in(data)
+                if end is None:
+                    break
+            start, self._start, self._at, self._value = self._start, end, end, None
+            yield Frame(start, end, end)  # the comma that follows says that it is within an array
+        if is_final and self._start < len(data):
+            start, self._start = self._start, len(data)
+            yield Frame(start, len(data), len(data))
+
+    def pass_over(self) -> int:
+        """Return how many bytes are done with; the data that is given next has to begin behind them."""
+        done, self._start = self._start, 0
+        self._at = max(0, self._at - done)
+        if self._value is not None:
+            self._value.at -= done
+        return done
+
+    def _find_value(self, data: bytes | bytearray) -> bool:
+        """Go to where an element begins; False if none is there yet."""
+        while self._value is None:
+            if not self._is_within:
+                if not self._is_past_head(data):
+                    return False
+            else:
+                self._start = self._at = _skip_blanks(data, self._at)
+                if self._at == len(data):
+                    return False
+                if data.startswith(b"]", self._at):
+                    self._is_within, self._between = False, b"]"
+                elif not data.startswith(b",", self._at):
                     return True
-        self._at = max(self._at, len(data))
-        return False
+                self._start = self._at = self._at + 1
+        return True
+
+    def _is_past_head(self, data: bytes | bytearray) -> bool:
+        """Go on in what stands between two arrays; False if its end has not come, or it is none."""
+        while not self._is_within and not self._is_strange:
+            if not self._between.count(b'"') % 2:
+                self._at = _skip_blanks(data, self._at)
+            if self._between in {b"", b"]"}:
+                self._start = self._at
+                begins = data.startswith((b"{", b"["), self._at)
+                if begins and (head := _HEAD.match(data, self._at)):
+                    self._at, self._between, self._is_within = head.end(), b"", True
+                    break
+            if self._at == len(data):
+                return False
+            byte = bytes(data[self._at : self._at + 1])
+            if self._between == b"]" and byte not in b",}":
+                self._between = b""
+            texts = _FEET if self._between.startswith(b"]") else _BEGINNINGS
+            self._between += byte
+            self._is_strange = not any(text.startswith(self._between) for text in texts)
+            self._at += 1
+            if self._between in texts:
+                self._between, self._is_within = b"", byte == b"["
+        return self._is_within
 
 
-def open_value(data: bytes) -> OpenValue | None:
-    """Find the first value of an array, of which there is no whole one; None unless it is an object or an array."""
-    at = _skip_blanks(data, 0)
-    if data.startswith(codecs.BOM_UTF8, at):
-        at = _skip_blanks(data, at + len(codecs.BOM_UTF8))
-    if data.startswith(b",", at):
-        at = _skip_blanks(data, at + 1)
-    elif head := _HEAD.match(data, at):
-        at = _skip_blanks(data, head.end())
-    else:
+class _OpenValue:
+    """
+    A JSON value, or something that is none, whose end is looked for.
+
+    Attributes:
+        at: How far it was looked for.
+    """
+
+    def __init__(self, start: int, data: bytes | bytearray) -> None:
+        self._is_bare = not data.startswith((b"{", b"[", b'"'), start)
+        self.at = start + self._is_bare  # whatever it begins with, such as a brace that closes nothing
+        self._depth = 0
+        self._is_in_string = False
+
+    def end_in(self, data: bytes | bytearray) -> int | None:
+        """Go on where nothing was when it was looked for last; None if it may go on behind the data."""
+        if self._is_bare:
+            self.at = _end_of(_BARE, data, self.at)
+            return self.at if self.at < len(data) else None
+        if self._is_in_string:
+            if not self._ends_string(data):
+                return None
+            if not self._depth:
+                return self.at
+        depth = self._depth
+        for token in _TOKEN.finditer(data, self.at):
+            mark = token[0]
+            if mark in b"{[":
+                depth += 1
+            elif mark in b"}]":
+                depth -= 1
+            elif mark == b'"':
+                self._depth, self.at = depth, token.end()
+                self._ends_string(data)
+                return None
+            if not depth:
+                return token.end()
+        self._depth, self.at = depth, len(data)
         return None
-    return OpenValue(at) if data.startswith((b"{", b"["), at) else None
+
+    def _ends_string(self, data: bytes | bytearray) -> bool:
+        rest = _end_of(_REST_OF_STRING, data, self.at)
+        self._is_in_string = not data.startswith(b'"', rest)
+        self.at = rest if self._is_in_string else rest + 1
+        return not self._is_in_string
 
 
 def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Container[str] = WIRE_COLUMNS) -> Format | None:
@@ -319,7 +397,7 @@ def cut_record(raw: bytes) -> tuple[bytes, int] | None:
 def is_object(text: bytes) -> bool:
     """Return whether a text is one whole JSON object, as far as braces tell."""
     start = _skip_blanks(text, 0)
-    return text.startswith(b"{", start) and _end_of_value(text, start) == len(text.rstrip(_BLANKS))
+    return text.startswith(b"{", start) and _OpenValue(start, text).end_in(text) == len(text.rstrip(_BLANKS))
 
 
 def _repeated(names: Sequence[str]) -> tuple[int, int] | None:
@@ -339,19 +417,21 @@ def _may_have_newlines_in_quotes(data: bytes) -> bool:
     return b'"' in data and any(line.count(b'"') % 2 for line in data.split(b"\n"))
 
 
-def _skip_blanks(data: bytes, at: int) -> int:
-    while at < len(data) and data[at] in _BLANKS:
-        at += 1
-    return at
+def _skip_blanks(data: bytes | bytearray, at: int) -> int:
+    blanks = _BLANK.match(data, at) if at < len(data) and data[at] in _BLANKS else None
+    return blanks.end() if blanks else at
 
 
-def _end_of_value(data: bytes, start: int) -> int | None:
-    """Find the end of a JSON value, or of something that is none; None if it may go on behind the data."""
-    if data[start] not in b"{[":
-        scalar = _SCALAR.match(data, start)
-        if scalar is None:
-            return None if data.startswith(b'"', start) else start + 1
-        return scalar.end() if scalar.end() < len(data) else None
+def _end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, at: int) -> int:
+    """Find where a match ends of a pattern that matches anywhere, be it nothing."""
+    found = pattern.match(data, at)
+    return found.end() if found else at
+
+
+def _usual_end(data: bytes | bytearray, start: int) -> int | None:
+    """Find the end of a value if it is the usual object: short, with no other within it and no escape."""
+    if data[start] != _BRACE:
+        return None
     end = data.find(b"}", start, start + _USUAL_OBJECT_BYTES) + 1
     if (
         end
@@ -359,15 +439,5 @@ def _end_of_value(data: bytes, start: int) -> int | None:
         and data.find(b"\\", start, end) < 0
         and data.count(b'"', start, end) % 2 == 0
     ):
-        return end  # the usual object has none within it, and this brace is in no string
-    depth = 0
-    for token in _TOKEN.finditer(data, start):
-        if token[0] in b"{[":
-            depth += 1
-        elif token[0] == b'"':
-            return None
-        elif token[0] in b"}]":
-            depth -= 1
-            if depth == 0:
-                return token.end()
+        return end  # this brace is in no string
     return None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from shipper.errors import SourceError
-from shipper.framing import CUT_MARK, LINES, CsvRows, Framing, OpenValue, open_value
+from shipper.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _OPEN_ROW_BYTES: Final = 8_192
 _BLANKS: Final = b" \t\r\0"
 _MARK_BYTES: Final = 64
+_LOOKS_IN_VAIN: Final = 64
 
 
 class Incoming:
@@ -30,8 +31,9 @@ class Incoming:
         self._form = form
         self._max_record_bytes = max_record_bytes
         self._framing: Framing | None = None
-        self._held = b""  # not given yet: it does not tell the format, or is part of an element
-        self._open: OpenValue | None = None  # with which what is held begins
+        self._held = bytearray()  # not given yet: it does not tell the format, or is part of an element
+        self._held_looked_at = self._looked_at = 0  # of it, when its format was looked for last, and in all
+        self._elements = ElementScan()
         self._open_row = bytearray()  # given already
         self._open_row_looked_at = 0  # of these, when the end of the row was looked for last
         self._open_line_bytes = 0
@@ -60,12 +62,16 @@ class Incoming:
             SourceError: An element of an array is longer than a record may be. All of it is held.
         """
         if self._framing is None:
-            data = self._held + data
-            self._held = b""
-            self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
-            if self._framing is None:
-                self._held = data
+            self._held += data
+            if not (is_final or self._may_tell_format(data)):
                 return b""
+            data = bytes(self._held)
+            self._framing = self._form.framing_of(data, is_whole=is_final or len(data) >= READ_BYTES)
+            self._held_looked_at = len(data)
+            self._looked_at += len(data)
+            if self._framing is None:
+                return b""
+            self._held.clear()
             if isinstance(self._framing, CsvRows):
                 self.header, self.delimiter = self._framing.header, self._framing.delimiter
                 data = data[len(self.header) :]
@@ -73,7 +79,7 @@ class Incoming:
             return self._take_rows(self._framing, data, is_final=is_final)
         if self._framing is LINES:
             return self._bound_line(data if self._open_line_bytes else data.lstrip(_BLANKS), is_final=is_final)
-        return self._take_elements(self._framing, data, is_final=is_final)
+        return self._take_elements(data, is_final=is_final)
 
     def _take_rows(self, rows: CsvRows, data: bytes, *, is_final: bool) -> bytes:
         data = self._bound_line(data, is_final=is_final)
@@ -84,22 +90,26 @@ class Incoming:
             self._open_row_looked_at = len(self._open_row)
         return data
 
-    def _take_elements(self, framing: Framing, data: bytes, *, is_final: bool) -> bytes:
-        data = self._held + data
-        is_open = self._open is not None and not is_final and not self._open.ends_in(data)
-        end = 0 if is_open else framing.cut(data, is_final=is_final)
-        if len(data) - end > self._max_record_bytes + READ_BYTES:
-            self._held = data
+    def _may_tell_format(self, data: bytes) -> bool:
+        """Return whether it is worth looking at what is held, now that some more has come."""
+        held_bytes = len(self._held)
+        if held_bytes >= min(2 * self._held_looked_at, READ_BYTES):
+            return True
+        # Only the end of a line and the beginning of an array tell more; not many of them are in vain.
+        return (b"\n" in data or b"[" in data) and self._looked_at <= _LOOKS_IN_VAIN * held_bytes
+
+    def _take_elements(self, data: bytes, *, is_final: bool) -> bytes:
+        self._held += data
+        frames = self._elements.frames(self._held, is_final=is_final)
+        # To JSON a carriage return is what a newline is: white space, or a fault within a string.
+        given = b"".join(self._held[frame.start : frame.end].replace(b"\n", b"\r") + b"\n" for frame in frames)
+        del self._held[: self._elements.pass_over()]
+        if not given and len(self._held) > self._max_record_bytes + READ_BYTES:
             raise SourceError(
-                f"standard input: no record of the format {framing.format} ends within "
+                "standard input: no record of the format batch ends within "
                 f"input.max_record_bytes, which is {self._max_record_bytes}; is input.format right?"
             )
-        self._held = data[end:]
-        if not is_open:
-            self._open = open_value(self._held)
-        # To JSON a carriage return is what a newline is: white space, or a fault within a string.
-        elements = (data[frame.start : frame.end] for frame in framing.frames(data[:end], 0))
-        return b"".join(element.replace(b"\n", b"\r") + b"\n" for element in elements)
+        return given
 
     def _bound_line(self, data: bytes, *, is_final: bool) -> bytes:
         """

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shipper import framing
 from shipper.codec import rules
 from shipper.delivery import answer_words
 from shipper.delivery.verdicts import Action, Answer, judge
@@ -22,39 +25,51 @@ from tests.cases import each
 
 class CountingPattern:
     """
-    A compiled pattern that counts how many bytes its matches look at.
+    A compiled pattern that counts how many bytes or characters its matches look at.
 
     Attributes:
         looked_at: A match that fails has looked at all that it was given.
     """
 
-    def __init__(self, pattern: re.Pattern[bytes]) -> None:
+    def __init__(self, pattern: re.Pattern[Any]) -> None:
         self._pattern = pattern
         self.looked_at = 0
 
-    def match(self, data: bytes, start: int, end: int) -> re.Match[bytes] | None:
-        found = self._pattern.match(data, start, end)
-        self.looked_at += (found.end() if found else end) - start
+    def match(self, data: Any, start: int = 0, end: int = sys.maxsize) -> re.Match[Any] | None:
+        return self._counted(self._pattern.match(data, start, end), data, start, end)
+
+    def fullmatch(self, data: Any, start: int = 0, end: int = sys.maxsize) -> re.Match[Any] | None:
+        return self._counted(self._pattern.fullmatch(data, start, end), data, start, end)
+
+    def search(self, data: Any, start: int = 0, end: int = sys.maxsize) -> re.Match[Any] | None:
+        return self._counted(self._pattern.search(data, start, end), data, start, end)
+
+    def _counted(self, found: re.Match[Any] | None, data: Any, start: int, end: int) -> re.Match[Any] | None:
+        self.looked_at += (found.end() if found else min(end, len(data))) - start
         return found
+
+    def finditer(self, data: bytes, start: int) -> Iterator[re.Match[bytes]]:
+        for found in self._pattern.finditer(data, start):
+            # A lone quote is found only where no string ends.
+            self.looked_at += (len(data) if found[0] == b'"' else found.end()) - start
+            start = found.end()
+            yield found
+        self.looked_at += len(data) - start
+
+
+def counting(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -> list[CountingPattern]:
+    """Have patterns of a module count."""
+    patterns = [CountingPattern(getattr(module, name)) for name in names]
+    for name, pattern in zip(names, patterns, strict=True):
+        monkeypatch.setattr(module, name, pattern)
+    return patterns
 
 
 def rows_that_count() -> tuple[CsvRows, CountingPattern]:
     rows = CsvRows(b"a,b,c\n", ",")
-    counting = CountingPattern(rows._row)
-    rows._row = counting  # type: ignore[assignment]
-    return rows, counting
-
-
-class CountingSearch:
-    """A compiled pattern that counts how many characters it is given to search."""
-
-    def __init__(self, pattern: re.Pattern[str]) -> None:
-        self._pattern = pattern
-        self.looked_at = 0
-
-    def search(self, text: str) -> re.Match[str] | None:
-        self.looked_at += len(text)
-        return self._pattern.search(text)
+    counted = CountingPattern(rows._row)
+    rows._row = counted  # type: ignore[assignment]
+    return rows, counted
 
 
 STRAY_QUOTES = [
@@ -76,11 +91,11 @@ STRAY_QUOTES = [
 def test_rows_with_stray_quotes_are_looked_at_a_fixed_number_of_times(line: bytes, end: bytes):
     for size in (20_000, 40_000, 280_000):  # the last is more than a quote may hold open
         data = b'"\n' + (line * size)[:size] + end
-        rows, counting = rows_that_count()
+        rows, counted = rows_that_count()
         cut = rows.cut(data, is_final=False)
         frames = list(rows.frames(data, 0))
         assert cut <= len(data) == frames[-1].cut
-        assert counting.looked_at <= 6 * len(data), f"of {len(data)} bytes"
+        assert counted.looked_at <= 6 * len(data), f"of {len(data)} bytes"
 
 
 class CountingBytes(bytes):
@@ -174,36 +189,61 @@ def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(pie
         assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
 
 
-@each("piece", [b"[]", b"{", b"[ ", b'{"a":[]},', b'"]",'])
-@each("begin", [b"[[", b'{"events":[{', b"[1,[", b"\xef\xbb\xbf[["])
-def test_an_element_that_comes_in_pieces_is_not_looked_at_again_with_each(begin: bytes, piece: bytes):
-    cuts = 0
+ENDLESS = [
+    *(b"[", b"[ ", b"{", b"[]", b'{"a":[]},', b'"]",', b'"', b'"a', b'\\"', b"\\", b'"\\'),
+    *(b"0", b"0 ", b"[0", b" ", b"\n", b"}"),
+]
+BEGINNINGS = [
+    *(b"[", b"[[", b"[1,[", b'["', b'["\\', b"[0", b"[{}", b"[{} [", b'{"events":[{', b'{"events" ', b"{"),
+    *(b"[] ", b"[],", b'[],"EventType":', b"[x]{[", b"x", b"\xef\xbb\xbf[[", b"\xef\xbb\xbf"),
+]
 
-    class Counting(BatchElements):
-        def cut(self, data: bytes, *, is_final: bool) -> int:
-            nonlocal cuts
-            cuts += 1
-            return super().cut(data, is_final=is_final)
 
-    incoming = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
-    incoming.take(begin[:-1])
-    incoming._framing = Counting()
-    for part in [begin[-1:], *[piece] * 500]:
-        incoming.take(part)
-    assert cuts <= 3
-    closing = b"]" * 502 if begin[-1:] == b"[" else b"}" * 502
-    given = incoming.take(closing)
-    assert given.count(b"\n") >= 1, "an element is given as soon as it has ended"
+@each("piece", ENDLESS)
+@each("begin", BEGINNINGS)
+def test_what_comes_of_an_array_in_pieces_is_not_looked_at_again_with_each(
+    begin: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    for pieces in (100, 200, 400):
+        size = len(begin) + pieces * len(piece)
+        with monkeypatch.context() as patch:
+            names = ("_TOKEN", "_REST_OF_STRING", "_BARE", "_BLANK", "_HEAD")
+            patterns = counting(patch, framing, *names)
+            incoming = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
+            given = b"".join(incoming.take(part) for part in [begin, *[piece] * pieces])
+            assert sum(pattern.looked_at for pattern in patterns) <= 4 * size + 100
+        given += incoming.take(b"", is_final=True)
+        at_once = Incoming(InputForm("batch"), max_record_bytes=1 << 20)
+        assert given == at_once.take(begin + piece * pieces, is_final=True), "wherever it was cut"
+
+
+@each("piece", [b"\n", b"{", b"{\n", b" ", b"\0", b"\0\n", b"a,b", b"\t"])
+@each("begin", [b"", b"{", b" \t{", b"\0" * 2_000 + b"{"])
+@each("form", ["auto", "csv"])
+def test_the_format_of_a_pipe_is_not_looked_for_in_all_of_it_at_each_piece(begin: bytes, piece: bytes, form: Any):
+    looked_at = 0
+
+    class Counting(InputForm):
+        def framing_of(self, head: bytes, *, is_whole: bool) -> framing.Framing | None:
+            nonlocal looked_at
+            looked_at += len(head)
+            return super().framing_of(head, is_whole=is_whole)
+
+    for pieces in (1_000, 2_000, 4_000):
+        looked_at = 0
+        incoming = Incoming(Counting(form), max_record_bytes=1 << 20)
+        for part in [begin, *[piece] * pieces]:
+            incoming.take(part)
+        assert 0 < looked_at <= 68 * (len(begin) + pieces * len(piece))
 
 
 @each("text", ["a b ", "accepted ", "0 0 ", "no "])
 @each("document", [lambda text: {"message": text}, lambda text: {"results": [{"message": text}]}, lambda text: [text]])
 def test_a_long_text_in_an_answer_is_not_read_and_not_believed(document: Any, text: str):
-    counted = CountingSearch(answer_words._SPEAKS_OF_FAILURE)
     for size in (5_000, 10_000, 20_000):
         body = json.dumps(document((text * size)[:size])).encode()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(answer_words, "_SPEAKS_OF_FAILURE", counted)
+            (counted,) = counting(patch, answer_words, "_SPEAKS_OF_FAILURE")
             verdict = judge(Answer(200, "application/json", "", body), events=1)
         assert verdict.action is not Action.ACCEPT or verdict.results.rejected
         assert counted.looked_at <= 4_096
