@@ -5,28 +5,54 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from datetime import date
+from decimal import Decimal
+from typing import Any, Final, cast
+from zlib import crc32
 
+import httpcore
+from msgspec.structs import replace
+
+from shipper import wire
 from shipper.addresses import host_of
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
-from shipper.config import RecordsSettings
+from shipper.config import OAuth2Settings, RecordsSettings, load_settings
+from shipper.delivery.kept import _Answer
+from shipper.delivery.oauth2 import OAuth2Source
+from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
 from shipper.delivery.waits import asked_wait_s
+from shipper.errors import ShipperError
 from shipper.framing import LINES, BatchElements, CsvRows, Framing, sniff
+from shipper.printable import printable
 from shipper.records import Chunk, Stream
+from shipper.report.checks import check_report
+from shipper.report.document import read_report
+from shipper.report.exports import to_csv
+from shipper.report.ranges import DateRange
+from shipper.report.rows import Fetched, source_table
+from shipper.secrets import LiteralSecret
 from shipper.sources.generations import looks_like_generation
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm
 from shipper.state.schema import consumer_id_of
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
+from tests.report_documents import report
 
-_SIZES: Final = (8_192, 32_768)
+# Two small sizes for each input; two large ones for what grows too fast there, for what is dearer than all before it,
+# and for one of many others.
+_SMALL: Final = (32, 128)
+_SIZES: Final = (4_096, 16_384)
+_ONE_OF: Final = 4_096
+_DEARER: Final = 1.2
+_SUSPICIOUS_TIMES: Final = 6
+_SPARE_S: Final = 30e-6
 _MOST_TIMES: Final = 10  # in proportion it would be four times, by the square sixteen
 _NOTICED_S: Final = 0.05
 _TRIES: Final = 4
-_PIPED_BYTES: Final = 512
+_PIECES_OF_PIPE: Final = 64
 _NAME_BYTES: Final = 255
 
 
@@ -39,12 +65,12 @@ def _framed(framing: Framing, data: bytes) -> None:
 
 def _piped(data: bytes, form: InputForm) -> None:
     incoming = Incoming(form, max_record_bytes=1 << 20)
-    for start in range(0, len(data), _PIPED_BYTES):
-        incoming.take(data[start : start + _PIPED_BYTES])
+    step = max(1, len(data) // _PIECES_OF_PIPE) if len(data) < _SIZES[0] else _PIECES_OF_PIPE
+    for start in range(0, len(data), step):
+        incoming.take(data[start : start + step])
 
 
-def _encoded(data: bytes, framing: Framing) -> None:
-    codec = Codec(RecordsSettings(), max_record_bytes=len(data))
+def _encoded(data: bytes, framing: Framing, codec: Codec) -> None:
     chunk = Chunk(
         stream=Stream(stream_id=1, kind="file", path="x", framing=framing),
         start_offset=1,
@@ -53,23 +79,69 @@ def _encoded(data: bytes, framing: Framing) -> None:
     )
     offset = chunk.start_offset
     while offset < chunk.end_offset:
-        piece = codec.encode(chunk, offset, room_events=100, room_bytes=10 * len(data), latest=ANY_TIME)
+        piece = codec.encode(chunk, offset, room_events=100, room_bytes=1 << 20, latest=ANY_TIME)
         assert piece is not None, "a record alone always fits"
         offset = piece.span.end_offset
+
+
+_codecs: Final = [
+    Codec(settings, max_record_bytes=1 << 18)
+    for settings in (
+        RecordsSettings(),
+        RecordsSettings(unknown_fields="keep"),
+        RecordsSettings(mode="strict", unknown_fields="reject"),
+        RecordsSettings(event_id="derive"),
+    )
+]
 
 
 def _answered(data: bytes, status: int) -> None:
     judge(Answer(status, "application/json", "", data), events=100)
 
 
+def _received(data: bytes) -> None:
+    """Read an answer from a connection that has carried one before."""
+    answer = _Answer()
+    for start in range(0, len(data), _PIECES_OF_PIPE):
+        answer.feed(data[start : start + _PIECES_OF_PIPE])
+
+
+_source: Final = OAuth2Source(
+    OAuth2Settings(token_url="https://login.example.com/token", client_id="x", client_secret=LiteralSecret("x")),
+    key="intake.oauth2",
+    post_form=lambda _url, _form: cast("Any", None),
+    now=lambda: 1_000.0,
+    wall_time=lambda: 1_700_000_000.0,
+)
+
+
+def _token(data: bytes, status: int = 200) -> None:
+    answer = Answer(status, "application/json", data[:60].decode("latin-1"), data, date=data[:100].decode("latin-1"))
+    _source._token(answer, 1_000.0, 1_700_000_000.0)
+
+
+def _reported(data: bytes) -> None:
+    fetched = read_report(data, account_id=1001)
+    days = DateRange(date(2026, 1, 1), date(2026, 1, 31))
+    check_report(fetched.report, requested=days)
+    to_csv(source_table([Fetched(fetched.report)]))
+
+
+def _configured(overrides: list[str]) -> None:
+    load_settings(config_path="/dev/null", environ={}, overrides=overrides)
+
+
+_DOCUMENT: Final = wire.encode_report(replace(report(), opening_balance=Decimal(4711)))
 _CSV: Final = CsvRows(b"a,b,c\n", ",")
+_EVENTS: Final = CsvRows(b"EventId,IP,Timestamp,BTag,ConsumerID\n", ",")
+_KEY: Final = "input.include"
 _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     lambda data: _framed(_CSV, data),
     lambda data: _framed(BatchElements(), data),
     lambda data: _piped(b"EventId,IP\n" + data, InputForm("csv")),
     lambda data: _piped(data, InputForm("auto")),
-    lambda data: _encoded(data, LINES),
-    lambda data: _encoded(data, _CSV),
+    lambda data: _encoded(data, LINES, _codecs[0]),
+    lambda data: _encoded(data, _CSV, _codecs[0]),
     nests_deeply,
     lambda data: sniff(data, is_whole=True),
     lambda data: _answered(data, 200),
@@ -80,14 +152,35 @@ _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
     lambda data: host_of(data.decode("latin-1")),
     consumer_id_of,
     repeats_key,
+    lambda data: _piped(data, InputForm("batch")),
+    lambda data: _encoded(data, BatchElements(), _codecs[1]),
+    lambda data: _encoded(data, LINES, _codecs[2]),
+    lambda data: _encoded(data, _EVENTS, _codecs[3]),
+    _received,
+    lambda data: _received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data),
+    _token,
+    lambda data: _token(data, 400),
+    lambda data: _token(b'{"access_token":"' + data + b'"}'),
+    lambda data: _token(b'{"access_token":"x","expires_in":' + data + b"}"),
+    lambda data: asked_wait_s(data.decode("latin-1"), "", date="", wall_time=0.0),
+    lambda data: _reported(data),
+    lambda data: _reported(_DOCUMENT.replace(b"4711", data)),
+    lambda data: _reported(_DOCUMENT.replace(b"Example Operator", data)),
+    lambda data: _reported(_DOCUMENT.replace(b"[]", b"[" + data + b"]")),
+    lambda data: printable(data.decode("utf-8", "surrogateescape")),
+    lambda data: _configured([f"{_KEY}={data.decode('latin-1')}"]),
+    lambda data: _configured([f"{data.decode('latin-1')}=1"]),
 )
 
 
 def _cost_s(read: Callable[[bytes], object], data: bytes) -> float:
     started = time.process_time()
-    with suppress(ValueError, RecursionError):  # it is no text, for a reader that is given nothing else
-        read(data)
+    with suppress(ValueError, RecursionError, ShipperError, NoTokenError, httpcore.RemoteProtocolError):
+        read(data)  # it is no text, for a reader that is given nothing else
     return time.process_time() - started
+
+
+_dearest_s: Final[dict[int, float]] = {}
 
 
 def check_cost(data: bytes) -> object:
@@ -97,11 +190,32 @@ def check_cost(data: bytes) -> object:
     piece = piece or b"\n"
     number = (head + b"\0")[0] % len(_READERS)
     read = _READERS[number]
-    few, many = (begin + (piece * size)[:size] + end for size in _SIZES)
+
+    def of_size(size: int) -> bytes:
+        return begin + (piece * (size // len(piece) + 1))[:size] + end
+
+    spent_s = _cost_s(read, small := of_size(_SMALL[1]))
+    dearest_s = _DEARER * _dearest_s.get(number, 0.0)
+    tiny = of_size(_SMALL[0])
+    if is_odd := spent_s > dearest_s or _grows(spent_s, _cost_s(read, tiny)):  # but for chance
+        spent_s = min(spent_s, _cost_s(read, small), _cost_s(read, small))
+        is_odd = spent_s > dearest_s or _grows(spent_s, _cost_s(read, tiny))
+    if is_odd or crc32(data) % _ONE_OF == 1:
+        _check_growth(number, *map(of_size, _SIZES))
+        _dearest_s[number] = max(spent_s, _dearest_s.get(number, 0.0))
+    return number, int(spent_s * 1_000_000).bit_length()
+
+
+def _grows(spent_s: float, spent_on_less_s: float) -> bool:
+    return spent_s > _SUSPICIOUS_TIMES * spent_on_less_s + _SPARE_S
+
+
+def _check_growth(number: int, few: bytes, many: bytes) -> None:
+    read = _READERS[number]
     for _ in range(_TRIES):
         spent_s = _cost_s(read, many)
         if spent_s < _NOTICED_S or spent_s <= _MOST_TIMES * _cost_s(read, few):
-            return number, int(spent_s * 1_000).bit_length()
+            return
     raise AssertionError(f"reader {number}: {spent_s:.3f} s for {len(many)} bytes")
 
 
