@@ -148,8 +148,10 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime) -> bytes:
     """
     Write a workbook: one sheet per table.
 
-    A spreadsheet counts in binary fractions and keeps 15 digits: what has more is a cell of text. Names are cells of
-    text, so that none of them is a formula or a link.
+    A spreadsheet counts in binary fractions and keeps 15 digits. A figure that has more is the nearest number, so that
+    it is added up with the others, with a note; the column has one of text behind the others then, which has every
+    figure exactly. A number of more digits that names something is text. Names are cells of text, so that none of them
+    is a formula or a link.
 
     Args:
         created: What the workbook says when it was made.
@@ -173,16 +175,44 @@ def _write_sheet(workbook: Any, table: FlatTable) -> None:
     title = workbook.add_format({"bold": True, "bottom": 1, "text_wrap": True, "valign": "top"})
     format_of = lru_cache(None)(lambda pattern: workbook.add_format({"num_format": pattern}))
 
-    for index, column in enumerate(table.columns):
-        cells = [row[index] for row in table.rows]
+    columns = [(column, [row[index] for row in table.rows]) for index, column in enumerate(table.columns)]
+    rounded = {column: cells for column, cells in columns if any(map(_is_rounded, cells))}
+    columns += [(_exact(column), list(map(_as_text, cells))) for column, cells in rounded.items() if _is_figure(column)]
+    for index, (column, cells) in enumerate(columns):
         sheet.set_column(index, index, _width(column, cells))
         sheet.write_string(0, index, column.name, title)
         for line, value in enumerate(cells, start=1):
-            if _write_cell(sheet, line, index, value, format_of) != 0:
+            is_rounded = column in rounded and _is_rounded(value)
+            if is_rounded and _is_figure(column):
+                note = f"A spreadsheet keeps 15 digits. Exactly: {value:f}, as in the column {_exact(column).name}."
+                sheet.write_comment(line, index, note, {"x_scale": 2})
+            shown = str(value) if is_rounded and not _is_figure(column) else value
+            if _write_cell(sheet, line, index, shown, format_of) != 0:
                 raise _no_place(column, "a sheet of a workbook")
     sheet.freeze_panes(1, 0)
     if table.rows:
-        sheet.autofilter(0, 0, len(table.rows), len(table.columns) - 1)
+        sheet.autofilter(0, 0, len(table.rows), len(columns) - 1)
+
+
+def _is_figure(column: Column) -> bool:
+    """Return whether a column is to be added up; a whole number may be a name."""
+    return column.kind in {"count", "money", "rate"}
+
+
+def _exact(column: Column) -> Column:
+    return Column(f"{column.name}_exact", "text")
+
+
+def _as_text(value: Value) -> str | None:
+    return None if value is None else f"{value:f}"
+
+
+def _is_rounded(value: Value) -> bool:
+    """Return whether a spreadsheet keeps only a part of the digits of a number."""
+    if isinstance(value, str | bool | None):
+        return False
+    exact = Decimal(value)
+    return len(_shortest(exact).as_tuple().digits) > _EXCEL_DIGITS or _scale(exact) > _EXCEL_DECIMALS
 
 
 def _write_cell(sheet: Any, line: int, index: int, value: Value, format_of: Callable[[str], Any]) -> int:
@@ -195,9 +225,7 @@ def _write_cell(sheet: Any, line: int, index: int, value: Value, format_of: Call
         case str():
             return int(sheet.write_string(line, index, value))
     exact = Decimal(value)
-    scale = _scale(exact)
-    if len(_shortest(exact).as_tuple().digits) > _EXCEL_DIGITS or scale > _EXCEL_DECIMALS:
-        return int(sheet.write_string(line, index, f"{exact:f}"))
+    scale = min(_scale(exact), _EXCEL_DECIMALS)
     pattern = "0" if isinstance(value, int) else "#,##0" + ("." + "0" * scale if scale else "")
     return int(sheet.write_number(line, index, float(exact), format_of(pattern)))
 

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import stat
 import sys
 from datetime import UTC, datetime
@@ -260,17 +261,49 @@ def exact(value: object) -> object:
     return Decimal(repr(value)) if isinstance(value, float) else value
 
 
-def test_workbook_has_numbers_where_15_digits_do_and_text_elsewhere():
+def test_every_figure_of_a_workbook_is_a_number_and_what_it_cannot_hold_stands_beside_it_as_text():
     table = awkward((*AWKWARD, LONG))
     rows = xlsx_rows(to_xlsx([table], created=CREATED), "sources")
-    cells = [row["fees_result"] for row in rows]
-    assert [cell.data_type for cell in cells] == ["n", "n", "n", "s", "s", "n", "n", "n", "s", "n"]
-    assert [None if cell.value is None else Decimal(str(cell.value)) for cell in cells] == column(table, "fees_result")
-    assert cells[-1].value is None
-    assert cells[3].value == "1234567890123.4567"
+    cells, exact = ([row[name] for row in rows] for name in ("fees_result", "fees_result_exact"))
+    figures = column(table, "fees_result")
+    assert {cell.data_type for cell in cells} == {"n"}
+    assert cells[-1].value is figures[-1] is None
+    assert [cell.value for cell in cells[:-1]] == [
+        pytest.approx(float(str(value)), rel=1e-15) for value in figures[:-1]
+    ]
+    assert {cell.data_type for cell in exact[:-1]} == {"s"}
+    assert [None if cell.value is None else Decimal(str(cell.value)) for cell in exact] == figures
+    assert [cell.comment is not None for cell in cells] == [False] * 3 + [True] * 2 + [False] * 3 + [True, False]
+    assert cells[3].comment is not None
+    assert cells[3].comment.text == (
+        "A spreadsheet keeps 15 digits. Exactly: 1234567890123.4567, as in the column fees_result_exact."
+    )
     assert [cell.number_format for cell in cells[:3]] == ["#,##0.0", "#,##0.00000", "#,##0.0000"]
     assert rows[0]["clicks"].number_format == "#,##0"
     assert rows[0]["brand_id"].number_format == "0"
+
+
+def test_a_workbook_has_exact_columns_only_where_they_are_needed_and_behind_the_others():
+    head = list(xlsx_rows(to_xlsx([awkward()], created=CREATED), "sources")[0])
+    names = [one.name for one in awkward().columns]
+    assert head == [*names, "fees_result_exact", "fees_total_exact"]
+    assert list(xlsx_rows(to_xlsx([awkward(("0.1",))], created=CREATED), "sources")[0]) == names
+
+
+def test_a_spreadsheet_adds_up_the_figures_of_a_column():
+    """A cell of text counts nothing in a SUM, without a word."""
+    figures = ("1234567890123.4567", "99999999999999.9999", "0.0001", "-1234567890123.4567")
+    data = to_xlsx([awkward(figures)], created=CREATED)
+    head, *_ = sheets(data)["sources"].iter_rows(values_only=True)
+    with ZipFile(io.BytesIO(data)) as archive:
+        sheet = archive.read("xl/worksheets/sheet1.xml").decode()
+    from openpyxl.utils import get_column_letter
+
+    name = get_column_letter(head.index("fees_result") + 1)
+    cells = re.findall(rf'<c r="{name}(\d+)"([^>]*)><v>([^<]*)</v>', sheet)
+    assert [int(line) for line, _, _ in cells] == [1, *range(2, 2 + len(figures))]
+    assert [' t="s"' in attributes for _, attributes, _ in cells] == [True] + [False] * len(figures)
+    assert sum(float(value) for _, _, value in cells[1:]) == pytest.approx(1e14, rel=1e-14)
 
 
 def test_number_of_a_long_id_is_text():
