@@ -152,6 +152,24 @@ class EndpointSettings(Section, frozen=True):
             raise ConfigError("goes with proxy and proxy_password: all three, or proxy alone", key="proxy_username")
 
 
+class ReportSettings(EndpointSettings, frozen=True):
+    """Where the daily report comes from, and whose records it counts."""
+
+    media: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        Meta(
+            description="marketing sources whose records are those of the reconciled account", examples=[[50121, 50377]]
+        ),
+    ] = ()
+    accounts: Annotated[
+        Path | None,
+        Meta(
+            description="CSV with the columns account, media, affiliate_id: whose records are whose",
+            examples=["/etc/shipper/accounts.csv"],
+        ),
+    ] = None
+
+
 class InputSettings(Section, frozen=True):
     """Which files are read, and how."""
 
@@ -403,7 +421,7 @@ class Settings(Section, frozen=True):
     """All sections. `intake` and `report` are None until one of their keys is written."""
 
     intake: Annotated[EndpointSettings | None, Meta(description="where events are sent")] = None
-    report: Annotated[EndpointSettings | None, Meta(description="where the daily report comes from")] = None
+    report: Annotated[ReportSettings | None, Meta(description="where the daily report comes from")] = None
     input: InputSettings = msgspec.field(default_factory=InputSettings)
     records: RecordsSettings = msgspec.field(default_factory=RecordsSettings)
     batch: BatchSettings = msgspec.field(default_factory=BatchSettings)

@@ -89,6 +89,8 @@ def expectation(leaf: Leaf) -> str:
         return "a secret"
     choices = [str(choice) for choice in leaf.choices]
     if leaf.is_list:
+        if int in bare:
+            return "a list of whole numbers, such as [1, 2]"
         return f"a list of {', '.join(choices)}" if choices else 'a list, such as ["a", "b"]'
     kinds = {
         bool: "true or false",

@@ -166,10 +166,12 @@ def read_rows(settings: Settings, only: DateRange | None) -> list[LedgerRow]:
     return read_ledger(directory, first.isoformat(), last.isoformat())
 
 
-def read_dead_letters(settings: Settings) -> Attributed:
+def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> Attributed:
     """
     Count the dead letters by where the ledger would count them.
 
+    Args:
+        deliveries: Only those of these delivery classes; empty = any.
     Raises:
         StateError: The state cannot be read.
     """
@@ -182,16 +184,18 @@ def read_dead_letters(settings: Settings) -> Attributed:
         return Attributed({})
     with closing(letters):
         names = counted_as(read_or_draw_key(settings.state.directory))
-        return attribute(_contents(letters), settings.records, names, csv_delimiter=settings.input.csv_delimiter)
+        contents = _contents(letters, deliveries)
+        return attribute(contents, settings.records, names, csv_delimiter=settings.input.csv_delimiter)
 
 
-def _contents(letters: Letters) -> Iterator[Content]:
-    from shipper.state.letters import EVERYTHING
+def _contents(letters: Letters, deliveries: Sequence[str]) -> Iterator[Content]:
+    from shipper.state.letters import Selection
 
-    for letter_id in letters.ids(EVERYTHING):
-        content = letters.content(letter_id)
-        if content is not None:  # it was there a moment ago
-            yield content
+    for delivery in deliveries:
+        for letter_id in letters.ids(Selection(delivery=delivery)):
+            content = letters.content(letter_id)
+            if content is not None:  # it was there a moment ago
+                yield content
 
 
 def _range(start: datetime | None, end: datetime | None) -> DateRange | None:

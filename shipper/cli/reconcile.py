@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -17,26 +20,34 @@ from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_let
 from shipper.cli.report.gathering import gather, tell_failures
 from shipper.cli.report.options import (
     AccountArgument,
+    AllowPartialOption,
     ConcurrencyOption,
     EndArgument,
     RequestRateOption,
     SplitOption,
     StartArgument,
 )
-from shipper.cli.report.output import checked_target, iso, write
+from shipper.cli.report.output import check_partial, checked_target, iso, write
 from shipper.config import Settings
 from shipper.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
     from shipper.report.attributing import Attributed
-    from shipper.report.days import Days
     from shipper.report.document import FetchedReport
-    from shipper.report.fetching import Part
+    from shipper.report.fetching import Outcome, Part
     from shipper.report.history import History
-    from shipper.report.ranges import DateRange
-    from shipper.report.reconcile_rows import Period, Reconciliation
+    from shipper.report.owners import Owners
+    from shipper.report.reconcile_rows import Hole, Period, Reconciliation
 
-Form = Literal["table", "csv", "json", "html"]
+Form = Literal["table", "csv", "json", "html", "xlsx"]
+_EXIT_CODES: Final[Mapping[str, int]] = MappingProxyType(
+    {"agree": 0, "explained": 0, "differences": 3, "not yet judged": 4, "incomplete": 1}
+)
+_ALARM: Final = 6
+_PERCENT: Final = re.compile(r"(-\d{1,3}(?:\.\d{1,6})?|0)%?", re.ASCII)
+_NOT_FETCHED: Final = "its report could not be fetched"
+_NOT_KEPT: Final = "their counts are past state.ledger_retention_days"
+_MAY_HAVE_ARRIVED: Final = ("rejected", "ambiguous")  # dead letters of these classes were sent
 
 
 def reconcile(
@@ -52,14 +63,31 @@ def reconcile(
             min=0,
             max=3660,
             metavar="N",
-            help="A period that ended less than N days ago is provisional: its differences do not count.",
+            help="A day that ended less than N days ago is not judged yet.",
         ),
     ] = 2,
+    boundary_hours: Annotated[
+        int,
+        typer.Option(
+            "--boundary-hours",
+            min=0,
+            max=12,
+            metavar="N",
+            help="A record within N hours of the end of a day may count as of the next one.",
+        ),
+    ] = 2,
+    alarm_below: Annotated[
+        str,
+        typer.Option(
+            "--alarm-below",
+            metavar="PERCENT",
+            help="Alarm only if the platform took back more of a marketing source than this, such as -5%.",
+        ),
+    ] = "0%",
     form: Annotated[Form, typer.Option("--format", help="The form.")] = "table",
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
-    everything: Annotated[
-        bool, typer.Option("--all", help="List also what agrees, and what is not in this account's report.")
-    ] = False,
+    allow_partial: AllowPartialOption = False,
+    everything: Annotated[bool, typer.Option("--all", help="List also what agrees, and what is of others.")] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
     config: ConfigOption = None,
@@ -71,53 +99,96 @@ def reconcile(
     Compare the registrations in an account's report with what the service accepted, and say what explains differences.
 
     The fetched reports are kept as `shipper report fetch` keeps them, so that what is restated later is recognised.
-    Exit code 3: a difference is unexplained; 1: a report could not be had.
+    Exit codes: 0 agree or explained; 6 the same, but the platform took registrations back; 3 differences; 4 not yet
+    judged, run it again later; 1 incomplete, as something could not be compared.
 
     Example: shipper reconcile 1001 2026-10-01 2026-10-31 --timezone Europe/Malta
     """
     from shipper.report.days import days_of_zone
+    from shipper.report.exports import check_installed
     from shipper.report.fetching import parts_of
     from shipper.report.ranges import DateRange
     from shipper.report.reconcile import reconcile as compare
-    from shipper.report.reconcile_words import verdict
+    from shipper.report.reconcile_words import headlines
 
     wanted = DateRange(start.date(), end.date())
     parts = parts_of([account], *wanted, split)
     days = days_of_zone(timezone)
+    share = _share(alarm_below)
     target = checked_target(output, form)
     settings = prepare(config, overrides, log_level, log_format, needs="report")
+    check_installed(form)
+    owners = _owners(settings, account)
     for day in wanted:
         days.day_of(f"{day}T12")  # a zone that will not do is told before anything is fetched
 
     _check_ledger(settings)
-    _check_retention(settings, wanted, days)
     with _history(settings) as history:
 
         def use(part: Part, fetched: FetchedReport) -> Period:
             return _period(part, fetched, history)
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
-    has_failed = tell_failures(outcome)
+        if history is not None:
+            owners = owners._replace(named=history.sources())
+    tell_failures(outcome)
     if not outcome.reports:
         raise typer.Exit(1)
     rows = read_rows(settings, wanted)
-    _check_retention(settings, wanted, days)  # again: a shipper may run
-    letters = read_dead_letters(settings)
+    complete_from = first_complete_day(settings, days)
+    letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
     now_hour = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H")
     found = compare(
         account,
-        [period for _, period in outcome.reports],
+        [period for part, period in outcome.reports if complete_from is None or part.days.start >= complete_from],
         {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in rows},
         letters.counts,
         days=days,
         today=datetime.strptime(days.day_of(now_hour), "%Y-%m-%d").date(),
         settle_days=settle_days,
+        owners=owners,
+        holes=_holes(outcome, complete_from),
+        boundary_hours=boundary_hours,
+        alarm_below=share,
     )
-    notes = [*_notes(settings, letters, found), *_missing_notes(len(outcome.failed) + len(outcome.left_out))]
+    notes = _notes(settings, letters, found)
+    check_partial(target, is_partial=not found.is_complete, is_allowed=allow_partial)
     write(_rendered(form, found, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
-        say(verdict(found))
-    raise typer.Exit(1 if has_failed else 0 if found.is_explained else 3)
+        say("\n".join(headlines(found)))
+    code = _EXIT_CODES[found.verdict]
+    raise typer.Exit(_ALARM if found.is_alarmed and code in {0, _EXIT_CODES["not yet judged"]} else code)
+
+
+def _share(text: str) -> Decimal:
+    """
+    Read a share of 0 or less.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    found = _PERCENT.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} is no percentage of 0 or less, such as -5%", param_hint="--alarm-below")
+    return Decimal(found[1]) / 100
+
+
+def _owners(settings: Settings, account: int) -> Owners:
+    """
+    Read from the settings whose records are whose.
+
+    Raises:
+        ConfigError: The file of accounts cannot be used.
+    """
+    from shipper.report.owners import Owners, read_owners
+    from shipper.state.affiliates import counted_as, read_or_draw_key
+
+    assert settings.report is not None
+    path = settings.report.accounts
+    owners = read_owners(path) if path is not None else Owners()
+    name = counted_as(read_or_draw_key(settings.state.directory))
+    owners = owners._replace(affiliates={name(each): owner for each, owner in owners.affiliates.items()})
+    return owners.giving(account, settings.report.media)
 
 
 def _check_ledger(settings: Settings) -> None:
@@ -141,19 +212,15 @@ def _check_ledger(settings: Settings) -> None:
         )
 
 
-def _check_retention(settings: Settings, wanted: DateRange, days: Days) -> None:
-    """
-    Check that the ledger has all of a range of days.
+def _holes(outcome: Outcome[Period], complete_from: date | None) -> list[Hole]:
+    """List the periods that cannot be compared: there is no report, or the ledger has no counts of them any more."""
+    from shipper.report.reconcile_rows import Hole
 
-    Raises:
-        StateError: Counts of it were deleted, so that the comparison would be incomplete.
-    """
-    first = first_complete_day(settings, days)
-    if first is not None and wanted.start < first:
-        raise StateError(
-            f"the ledger is incomplete before {first}: older counts are past state.ledger_retention_days and were "
-            f"deleted. Compare the days from {first} on"
-        )
+    missing = [*(part.days for part, _ in outcome.failed), *(part.days for part in outcome.left_out)]
+    holes = [Hole(days, _NOT_FETCHED) for days in missing]
+    if complete_from is not None:
+        holes += [Hole(part.days, _NOT_KEPT) for part, _ in outcome.reports if part.days.start < complete_from]
+    return sorted(holes)
 
 
 @contextmanager
@@ -175,9 +242,13 @@ def _history(settings: Settings) -> Iterator[History | None]:
 
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
     """Keep a report, and read what was fetched before for the same days, once they were over."""
+    from shipper.errors import ReportError
+    from shipper.report.checks import check_period
     from shipper.report.document import read_report
     from shipper.report.reconcile_rows import Period
 
+    for finding in check_period(fetched.report, part.days):
+        raise ReportError(f"{part}: {finding.message}")
     if history is None:
         return Period(part.days, fetched.report)
     assert fetched.fetched_at is not None, "it came from the service"
@@ -218,10 +289,6 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
     return notes
 
 
-def _missing_notes(missing: int) -> list[str]:
-    return [f"{missing:,} reports could not be had; their periods are left out."] if missing else []
-
-
 def _rendered(
     form: Form, found: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool
 ) -> bytes:
@@ -234,6 +301,9 @@ def _rendered(
             return to_csv(forms.flat_table(found, shows_elsewhere=shows_all))
         case "json":
             return forms.to_json(found, notes, shows_elsewhere=shows_all)
+        case "xlsx":
+            created = datetime.fromtimestamp(time.time(), UTC)
+            return forms.to_workbook(found, notes, shows_elsewhere=shows_all, created=created)
         case "html":
             from shipper.report.reconcile_page import render_page
 

@@ -54,7 +54,7 @@ def check_report(
     entries = [(place(brand.id, entry.id), entry) for brand in report.brands for entry in brand.marketing_sources]
     with localcontext(_CONTEXT):
         findings = [
-            *_period(report, requested),
+            *check_period(report, requested),
             *_ids(report),
             *_currencies(report, entries),
             *_counts(entries),
@@ -73,7 +73,8 @@ def check_merged(places: Iterable[str]) -> list[Finding]:
     return [_warning("sources_are_listed_once", words, where=where) for where in places]
 
 
-def _period(report: wire.DailyReport, requested: DateRange) -> Iterator[Finding]:
+def check_period(report: wire.DailyReport, requested: DateRange) -> Iterator[Finding]:
+    """Check that a report is of the days that were asked for; yields at most one finding."""
     check, period = "period_is_as_requested", report.reporting_period
     stated = f"{period.start} to {period.end}"
     ends = _ends(report)

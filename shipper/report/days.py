@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -47,6 +47,14 @@ class Days:
         local = self._local(hour)
         return hour if local is None else local.isoformat(timespec="hours").replace("+00:00", "Z")
 
+    def start_of(self, day: date) -> int:
+        """Return the hour of UTC that a day begins with, counted as `hour_number` does."""
+        try:
+            start = datetime.combine(day, time.min, self._zone).astimezone(UTC)
+        except OverflowError:  # at the ends of the calendar
+            return day.toordinal() * 24
+        return start.toordinal() * 24 + start.hour
+
     def _local(self, hour: str) -> datetime | None:
         try:
             instant = datetime.fromisoformat(f"{hour}:00:00+00:00")
@@ -62,6 +70,16 @@ class Days:
                 source="--timezone",
             )
         return local
+
+
+@lru_cache(_KEPT)
+def hour_number(hour: str) -> int | None:
+    """Count the hours up to an hour of UTC, `YYYY-MM-DDThh`; None if no calendar has it."""
+    try:
+        instant = datetime.fromisoformat(f"{hour}:00:00")
+    except ValueError:
+        return None
+    return instant.toordinal() * 24 + instant.hour
 
 
 def days_of_zone(name: str) -> Days:

@@ -22,13 +22,14 @@ from msgspec.structs import astuple, replace
 
 from shipper.errors import StateError
 from shipper.report.content import content_hash
-from shipper.report.history_file import FILE_NAME, open_database, understood
+from shipper.report.history_file import FILE_NAME, note_sources, open_database, understood
 from shipper.report.ranges import DateRange
 from shipper.state.schema import all_or_nothing
 
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
 )
+_ACCOUNTS: Final = "SELECT DISTINCT account FROM versions"
 
 
 class _CheckSum(Struct):
@@ -142,6 +143,7 @@ class History:
                 last_fetched_at=fetched_at,
                 fetches=1,
             )
+            note_sources(self._db, account, body)
             return Added(self._insert(version, body), is_new=True, is_first=not versions)
 
     def versions(self, account: int, start: date, end: date) -> list[Version]:
@@ -186,6 +188,19 @@ class History:
                 "ORDER BY last_fetched_at DESC LIMIT 1"
             ).fetchone()
         return LatestFetch(row[0], row[1], date.fromisoformat(row[2]), date.fromisoformat(row[3])) if row else None
+
+    def sources(self) -> dict[int, frozenset[int]]:
+        """
+        Return, by account, the marketing sources that any version of its reports names; of each account that is kept.
+
+        Raises:
+            StateError: The database cannot be read.
+        """
+        with understood(self._path):
+            found: dict[int, set[int]] = {number: set() for (number,) in self._db.execute(_ACCOUNTS)}
+            for account, media in self._db.execute("SELECT account, media FROM sources"):
+                found.setdefault(account, set()).add(media)
+        return {account: frozenset(media) for account, media in found.items()}
 
     def body(self, version: Version) -> bytes:
         """

@@ -12,12 +12,27 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+import msgspec
+
 from shipper.errors import ConfigError, StateError
 from shipper.state.directory import why_unusable
 from shipper.state.schema import check_files, denial
 
+
+class _Source(msgspec.Struct):
+    id: int
+
+
+class _Brand(msgspec.Struct):
+    marketing_sources: list[_Source] = msgspec.field(name="marketingSources", default_factory=list)
+
+
+class _Named(msgspec.Struct):
+    brands: list[_Brand] = msgspec.field(default_factory=list)
+
+
 FILE_NAME: Final = "reports.db"
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 
 _APPLICATION_ID: Final = 0x53485250  # "SHRP"; tells our database from a foreign one
 _HOOKS: Final = """
@@ -40,12 +55,22 @@ CREATE TABLE versions (
     last_fetched_at REAL NOT NULL,
     fetches INTEGER NOT NULL,
     content_hash TEXT NOT NULL,
-    body BLOB NOT NULL -- the first answer that had this content; zlib
+    body BLOB NOT NULL -- the first answer that had this content, by zlib
 ) STRICT;
 CREATE INDEX versions_of_period ON versions (account, first_day, last_day, last_fetched_at);
 """
-_STEPS: Final = {0: _VERSIONS + _HOOKS, 1: _HOOKS}  # by the version that is there; 0 = the database is empty
+_SOURCES: Final = """
+CREATE TABLE sources ( -- the marketing sources that any version of an account's reports names
+    account INTEGER NOT NULL,
+    media INTEGER NOT NULL,
+    PRIMARY KEY (account, media)
+) STRICT, WITHOUT ROWID;
+"""
+_ADD_SOURCE: Final = "INSERT OR IGNORE INTO sources (account, media) VALUES (?, ?)"
+# By the version that is there; 0 = the database is empty.
+_STEPS: Final = {0: _VERSIONS + _HOOKS + _SOURCES, 1: _HOOKS + _SOURCES, 2: _SOURCES}
 _BUSY_LIMIT_S: Final = 30.0
+_DECODER: Final = msgspec.json.Decoder(_Named)
 
 
 @contextmanager
@@ -114,14 +139,22 @@ def _opened(path: Path) -> sqlite3.Connection:
     try:
         if step := _STEPS.get(version):
             db.execute("PRAGMA journal_mode = WAL")
-            db.executescript(
-                f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {_APPLICATION_ID};"
-                f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT"
-            )
+            db.executescript(f"BEGIN IMMEDIATE; {step} PRAGMA application_id = {_APPLICATION_ID};")
+            for account, body in db.execute("SELECT account, body FROM versions"):
+                note_sources(db, account, zlib.decompress(body))
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            db.execute("COMMIT")
     except BaseException:
         db.close()
         raise
     return db
+
+
+def note_sources(db: sqlite3.Connection, account: int, body: bytes) -> None:
+    """Note the marketing sources that a report names, within a transaction."""
+    report = _DECODER.decode(body)
+    media = {(account, source.id) for brand in report.brands for source in brand.marketing_sources}
+    db.executemany(_ADD_SOURCE, media)
 
 
 def _version(db: sqlite3.Connection) -> int:

@@ -1,23 +1,38 @@
-"""What explains the differences of a reconciliation: of each row by itself, and of neighbouring periods together."""
+"""What explains the differences of a reconciliation: of each row by itself, and of days that border on each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, timedelta
 from decimal import Decimal
-from itertools import groupby
+from itertools import groupby, pairwise
+from math import prod
+from typing import Final
 
 from msgspec.structs import replace
 
 from shipper import wire
-from shipper.report.days import days_of_offset
+from shipper.report.boundaries import Boundaries
+from shipper.report.days import OFFSETS, days_of_offset
 from shipper.report.metrics import difference
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile_rows import NOTHING, Cause, Explanation, Pair, Row
+from shipper.report.reconcile_rows import NOTHING, Cause, Explanation, Pair, Row, Zone
+
+MOVED_MIN: Final = 20  # records; fewer say nothing about a clock
+CHANCE_MAX: Final = 1e-3
+
+_DAY: Final = timedelta(days=1)
 
 
-def explained(row: Row, earlier: Iterable[wire.AmountPair]) -> Row:
-    """Explain the difference of a row by what is known of the row itself."""
+def explained(row: Row, earlier: Iterable[wire.AmountPair], *, zone: int | None = None, gained: int = 0) -> Row:
+    """
+    Explain the difference of a row that is not provisional.
+
+    Args:
+        earlier: What the report said of it before.
+        zone: Hours ahead of UTC: the clock whose days the report has.
+        gained: How many records more the period has by that clock.
+    """
     rest = row.difference
     found: list[Explanation] = []
 
@@ -26,64 +41,113 @@ def explained(row: Row, earlier: Iterable[wire.AmountPair]) -> Row:
         rest = difference(rest, amount)
         found.append(Explanation(cause, amount, words))
 
+    if zone is not None and gained:
+        name = days_of_offset(zone).name
+        explain("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {name}")
+    # What the report does not name at all is missing from it, whatever it said before.
     others = list(dict.fromkeys(figure.total for figure in earlier if figure.total not in {None, row.reported}))
-    if others:
+    if others and row.result is not None:
         was = " and ".join(f"{total:,f}" for total in others)
-        agreed = Decimal(row.accepted) in others
+        agreed = Decimal(row.accepted + gained) in others
         words = f"restated: the report said {was} before" + (", as was accepted" if agreed else "")
-        if agreed:
-            explain("restated", rest, words)
-        else:
-            found.append(Explanation("restated", NOTHING, words))
+        explain("restated", rest if agreed else NOTHING, words)
     if row.adjustment and abs(difference(rest, row.adjustment)) < abs(rest):
         explain("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
     if rest > 0 and row.dead_letters:
-        covered = min(rest, Decimal(row.dead_letters))
-        explain(
-            "dead_letters",
-            covered,
-            f"{row.dead_letters:,} records of it are dead letters here; the service may have got them all the same",
-        )
-    return replace(row, explanations=tuple(found), unexplained=NOTHING if row.is_provisional else rest)
+        words = f"{row.dead_letters:,} records of it are dead letters here; the service may have got them all the same"
+        explain("dead_letters", min(rest, Decimal(row.dead_letters)), words)
+    return replace(row, explanations=tuple(found), unexplained=rest)
 
 
-def of_another_zone(rows: Iterable[Row], hours: int) -> Iterator[Row]:
-    """Explain what is left by days that begin so many hours ahead of UTC."""
-    words = f"day boundary: it vanishes if the days of the report are those of {days_of_offset(hours).name}"
-    for row in rows:
-        yield _and_so(row, Explanation("time_zone", row.unexplained, words)) if row.unexplained else row
+def provisional(row: Row, earlier: Iterable[wire.AmountPair], young: int) -> Row:
+    """
+    Judge of a provisional row only what time cannot mend: a lack beyond the records of the days that are young.
+
+    Args:
+        young: How many of the accepted records are of those days.
+    """
+    unexplained = min(NOTHING, difference(explained(row, earlier).unexplained, Decimal(-young)))
+    return replace(row, unexplained=unexplained, unjudged=difference(row.difference, unexplained))
 
 
-def with_neighbours(rows: Sequence[Row]) -> Iterator[Row]:
-    """Explain what cancels out over neighbouring periods of the same brand and source; in the order of `rows`."""
-    cancelling: dict[tuple[DateRange, Pair], DateRange] = {}
+def zone_of(
+    left: Callable[[date, Pair, int, int], Decimal], days: Sequence[date], pairs: Sequence[Pair], boundaries: Boundaries
+) -> Zone | None:
+    """
+    Find the zone whose days explain all differences.
+
+    It explains them if nothing is left of any compared day, brand and source once the records that its clock moves are
+    counted where that clock has them. It has to move `MOVED_MIN` records between compared days at least, and such a
+    fit has to be less likely by chance than `CHANCE_MAX`.
+
+    Args:
+        left: What is unexplained of a day and pair by a clock, in hours ahead of UTC, that gives it so many records
+            more.
+        days: All that are compared and not provisional, ascending.
+        pairs: All that have records or figures.
+    """
+
+    def fits(offset: int) -> bool:
+        return not any(left(day, pair, offset, boundaries.gained(pair, day, offset)) for day in days for pair in pairs)
+
+    fitting = tuple(offset for offset in sorted(OFFSETS, key=lambda hours: (abs(hours), -hours)) if fits(offset))
+    if not fitting:
+        return None
+    inner = [day for before, day in pairwise(days) if day - before == _DAY]
+    moved = [abs(boundaries.moved_into(pair, day, fitting[0])) for day in inner for pair in pairs]
+    zone = Zone(fitting, sum(moved), chance_of(moved))
+    return zone if zone.moved >= MOVED_MIN and zone.chance < CHANCE_MAX else None
+
+
+def chance_of(moved: Iterable[int]) -> float:
+    """
+    Return how likely some zone fits by chance, at most.
+
+    Args:
+        moved: How many records a clock moves over the end of each day, of each brand and source. Had the differences
+            another reason, any number of them from none to all would be as likely; and every zone is tried.
+    """
+    return min(1.0, len(OFFSETS) * prod(1 / (count + 1) for count in moved))
+
+
+def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> Iterator[Row]:
+    """
+    Explain what two days that border on each other lack and have too much; in the order of `rows`.
+
+    The lack of the one has to be the surplus of the other, and no more than the records that the ledger has within so
+    many hours of the boundary, on the side where they are missing. In a run of three days nothing is explained.
+    """
+    words: dict[tuple[DateRange, Pair], str] = {}
     by_pair = sorted(rows, key=lambda row: (row.pair.place, row.days))
     for pair, of_pair in groupby(by_pair, key=lambda row: row.pair):
-        for run in _cancelling_runs(list(of_pair)):
-            together = DateRange(run[0].days.start, run[-1].days.end)
-            cancelling |= {(row.days, pair): together for row in run}
+        for run in _runs(of_pair):
+            if len(run) != 2 or difference(run[0].unexplained, -run[1].unexplained):
+                continue
+            first, second = run
+            is_late = first.unexplained < 0
+            near = (boundaries.before if is_late else boundaries.after)(pair, second.days.start, hours)
+            if abs(first.unexplained) <= near and not (first.is_provisional or second.is_provisional):
+                for row, other in ((first, second), (second, first)):
+                    words[row.days, pair] = (
+                        f"day boundary: {near:,} records lie within {hours} h of the end of {first.days}; "
+                        f"so many of them may count as of {(other if row.unexplained < 0 else row).days}"
+                    )
     for row in rows:
-        if whole := cancelling.get((row.days, row.pair)):
-            words = f"day boundary: over {whole} the differences cancel each other; see --timezone"
-            row = _and_so(row, Explanation("neighbours", row.unexplained, words))
+        if said := words.get((row.days, row.pair)):
+            explanation = Explanation("neighbours", row.unexplained, said)
+            row = replace(row, explanations=(*row.explanations, explanation), unexplained=NOTHING)
         yield row
 
 
-def _cancelling_runs(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Find periods, one directly after the other, whose unexplained differences add up to nothing."""
+def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Group the days of a pair, one directly after the other, of which something is unexplained."""
     run: list[Row] = []
-    sum_ = NOTHING
     for row in rows:
-        is_next = bool(run) and row.days.start - run[-1].days.end == timedelta(days=1)
-        if not row.unexplained or (run and not is_next):
-            run, sum_ = [], NOTHING
-        if row.unexplained:
-            run.append(row)
-            sum_ = difference(sum_, -row.unexplained)
-            if not sum_:
-                yield run
-                run = []
-
-
-def _and_so(row: Row, explanation: Explanation) -> Row:
-    return replace(row, explanations=(*row.explanations, explanation), unexplained=NOTHING)
+        if not row.unexplained or row.days.start != row.days.end:
+            continue
+        if run and row.days.start - run[-1].days.end != _DAY:
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run

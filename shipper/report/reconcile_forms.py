@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
@@ -12,9 +13,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shipper.report.exports import to_xlsx
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile_rows import Elsewhere, Reconciliation, Row
-from shipper.report.reconcile_words import STATUS_WORDS, Names, remarks, said_of, span_of, totals_of, verdict
+from shipper.report.reconcile_words import (
+    NOT_COMPARED,
+    STATUSES,
+    UNASSIGNED,
+    Names,
+    coverage,
+    headlines,
+    remarks,
+    said_elsewhere,
+    said_of,
+    span_of,
+    totals_of,
+)
 from shipper.report.rows import Column, FlatTable, Value
 from shipper.report.wording import number, with_sign
 
@@ -22,7 +36,7 @@ _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 _STYLES: Final = {"unexplained": "bold red", "explained": "", "provisional": "yellow", "agrees": "dim"}
 _TABLE_WIDTH: Final = 110  # of a terminal; the words need the room
 _FIGURES: Final = ("Accepted", "Reported", "Difference", "Dead\nletters")
-_NOT_HERE: Final = "not in this account's report"
+_OTHERS: Final = "of another account"
 COLUMNS: Final = (
     Column("account_id", "integer"),
     Column("period_start", "text"),
@@ -32,103 +46,160 @@ COLUMNS: Final = (
     Column("source_id", "integer"),
     Column("source_name", "text"),
     Column("accepted", "integer"),
+    Column("contested", "integer"),
     Column("result", "count"),
     Column("adjustment", "count"),
     Column("reported", "count"),
     Column("difference", "count"),
     Column("dead_letters", "integer"),
     Column("unexplained", "count"),
+    Column("unjudged", "count"),
+    Column("taken_back", "count"),
     Column("status", "text"),
     Column("explanation", "text"),
+    Column("verdict", "text"),
+    Column("is_alarmed", "flag"),
 )
+_WHOLE: Final = 2  # columns at the end that say the same of every row
 
 
 def flat_table(found: Reconciliation, *, shows_elsewhere: bool) -> FlatTable:
     """
-    Make one row per period, brand and marketing source.
+    Make one row per period, brand and marketing source, and after them those of what could not be compared.
+
+    What is unassigned has a row per period, brand and source, each hole has one, and so has a period of nothing. The
+    verdict of the whole stands in every row.
 
     Args:
-        shows_elsewhere: Add what is not in this account's report; nothing is reported of it.
+        shows_elsewhere: Add what is of other accounts.
     """
-    names = Names(found)
-    rows: list[tuple[Value, ...]] = [
-        (
-            *_place(found.account, row.days, row.pair.brand, names.brand_name(row.pair)),
-            *(row.pair.source, names.source_name(row.pair), row.accepted, row.result, row.adjustment, row.reported),
-            *(row.difference, row.dead_letters, row.unexplained, row.status, said_of(row)),
-        )
-        for row in found.rows
-    ]
+    rows = [*_compared(found), *_unassigned(found), *_holes(found)]
     if shows_elsewhere:
-        rows += [
-            (
-                *_place(found.account, each.days, each.pair.brand, names.brand_name(each.pair)),
-                *(each.pair.source, None, each.accepted, None, None, None, None, None, None, _NOT_HERE, None),
-            )
-            for each in found.elsewhere
-        ]
-    return FlatTable("reconciliation", COLUMNS, rows)
+        rows += [_other(found, each, _OTHERS) for each in found.elsewhere if each.owner is not None]
+    whole = found.verdict, found.is_alarmed
+    return FlatTable("reconciliation", COLUMNS, [(*row, *whole) for row in rows])
+
+
+def _compared(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    names = Names(found)
+    for row in found.rows:
+        yield (
+            *_place(found.account, row.days),
+            *(row.pair.brand, names.brand_name(row.pair), row.pair.source, names.source_name(row.pair)),
+            *(row.accepted, row.contested, row.result, row.adjustment, row.reported, row.difference),
+            *(row.dead_letters, row.unexplained, row.unjudged, row.taken_back, row.status, said_of(row)),
+        )
+    for days in sorted({period.days for period in found.periods} - {row.days for row in found.rows}):
+        yield *_place(found.account, days), *[None] * 4, 0, 0, *[None] * 8, "agrees", "nothing on either side"
+
+
+def _unassigned(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    return (_other(found, each, UNASSIGNED) for each in found.elsewhere if each.owner is None)
+
+
+def _other(found: Reconciliation, each: Elsewhere, status: str) -> tuple[Value, ...]:
+    place = (*_place(found.account, each.days), each.pair.brand, None, each.pair.source, None)
+    return *place, each.accepted, each.contested, *[None] * 8, status, said_elsewhere(each)
+
+
+def _holes(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    for hole in found.holes:
+        yield *_place(found.account, hole.days), *[None] * 4, hole.accepted, *[None] * 9, NOT_COMPARED, hole.reason
 
 
 def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool) -> bytes:
     """Write everything as one object."""
     span = span_of(found)
-    names = [column.name for column in COLUMNS[1:]]
-    rows = [dict(zip(names, row[1:], strict=True)) for row in flat_table(found, shows_elsewhere=False).rows]
-    elsewhere: dict[str, Any] = {"accepted": sum(each.accepted for each in found.elsewhere)}
+    names = [column.name for column in COLUMNS[1:-_WHOLE]]
+    others = [each for each in found.elsewhere if each.owner is not None]
+    elsewhere: dict[str, Any] = {"accepted": sum(each.accepted for each in others)}
     if shows_elsewhere:
-        elsewhere["rows"] = [
-            {
-                "period_start": each.days.start,
-                "period_end": each.days.end,
-                "brand_id": each.pair.brand,
-                "source_id": each.pair.source,
-                "accepted": each.accepted,
-            }
-            for each in found.elsewhere
-        ]
+        elsewhere["rows"] = [_as_json(each) for each in others]
+    unassigned = [_as_json(each) for each in found.elsewhere if each.owner is None]
     document = {
         "account_id": found.account,
         "start": span.start,
         "end": span.end,
         "timezone": found.days.name,
-        "is_explained": found.is_explained,
-        "verdict": verdict(found),
-        "rows_by_status": {status: found.count(status) for status in STATUS_WORDS},
+        "verdict": found.verdict,
+        "is_alarmed": found.is_alarmed,
+        "is_complete": found.is_complete,
+        "periods": {"compared": len(found.periods), "asked": len(found.periods) + len(found.holes)},
+        "not_compared": [
+            {"start": hole.days.start, "end": hole.days.end, "reason": hole.reason, "accepted": hole.accepted}
+            for hole in found.holes
+        ],
+        "headlines": headlines(found),
+        "rows_by_status": {status: found.count(status) for status in STATUSES},
         "totals": totals_of(found.rows)._asdict(),
-        "day_boundary": {"fitting_utc_offsets_hours": found.offsets, "explains": found.is_boundary},
-        "not_in_this_report": elsewhere,
+        "unassigned": {"accepted": found.unassigned, "rows": unassigned},
+        "contested": found.contested,
+        "day_boundary": found.zone and found.zone._asdict(),
+        "of_other_accounts": elsewhere,
         "notes": [*remarks(found, shows_elsewhere=shows_elsewhere), *notes],
-        "rows": rows,
+        "rows": [dict(zip(names, row[1:], strict=False)) for row in _compared(found)],
     }
     return _JSON.encode(document) + b"\n"
 
 
+def to_workbook(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool, created: datetime) -> bytes:
+    """
+    Write a workbook: a sheet with the verdict, the totals and the notes, and one with a row per line.
+
+    Raises:
+        ReportError: As of `to_xlsx`.
+    """
+    said = [("", line) for line in headlines(found)]
+    totals = [(f"{name}{_mark(found)}", value) for name, value in totals_of(found.rows)._asdict().items()]
+    counts = [("unassigned", found.unassigned), ("contested by another account", found.contested)]
+    rest = [("note", each) for each in [*remarks(found, shows_elsewhere=shows_elsewhere), *notes]]
+    facts: list[tuple[Value, ...]] = [
+        ("verdict", found.verdict),
+        *said,
+        ("account", found.account),
+        ("days", str(span_of(found))),
+        ("time zone", found.days.name),
+        *totals,
+        *counts,
+        *rest,
+    ]
+    columns = Column("what", "text"), Column("value", "text")
+    tables = [FlatTable("verdict", columns, facts), flat_table(found, shows_elsewhere=shows_elsewhere)]
+    return to_xlsx(tables, created=created)
+
+
 def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *, shows_all: bool) -> None:
     """
-    Print what differs, the totals and the verdict; where there is no room for a table, two lines for each row of it.
+    Print the verdict, what differs and the totals; where there is no room for a table, two lines for each row of it.
 
     Args:
-        shows_all: Print also what agrees and what is not in this account's report.
+        shows_all: Print also what agrees and what is of other accounts.
     """
     names = Names(found)
     console.print(Text(f"Account {found.account}  {names.account}", style="bold"))
     console.print(Text(f"Registrations of {span_of(found)}, in days of {found.days.name}\n"))
+    is_calm = found.verdict in {"agree", "explained"} and not found.is_alarmed
+    for line in headlines(found):
+        console.print(Text(line, style="bold" if is_calm else "bold red"))
+    console.print()
     shown = [_line(row, names) for row in found.rows if shows_all or row.difference]
     agreeing = len(found.rows) - len(shown)
-    if shows_all:
-        shown += [_line_elsewhere(each, names) for each in found.elsewhere]
+    others = [each for each in found.elsewhere if shows_all or each.owner is None]
+    shown += [_line_elsewhere(each, names) for each in others]
+    shown += [
+        _Line((str(hole.days), "", ""), _accepted_alone(hole.accepted), f"{NOT_COMPARED}: {hole.reason}", "yellow")
+        for hole in found.holes
+    ]
     totals = totals_of(found.rows)
     figures = _figures(totals.accepted, totals.result, totals.adjustment, totals.difference, totals.dead_letters)
-    shown.append(_Line(("total", "", ""), figures, "", "bold"))
+    shown.append(_Line((f"total{_mark(found)}", "", ""), figures, f"Verdict: {found.verdict}", "bold"))
     if console.width < _TABLE_WIDTH:
-        for line in shown:
-            console.print(_in_two_lines(line))
+        for each in shown:
+            console.print(_in_two_lines(each))
     else:
         console.print(_table(shown))
     if agreeing:
         console.print(Text(f"\n{agreeing:,} further lines agree; --all shows them.", style="dim"))
-    console.print(Text(f"\n{verdict(found)}", style="bold" if found.is_explained else "bold red"))
     for note in [*remarks(found, shows_elsewhere=shows_all), *notes]:
         console.print(Text(f"- {note}"))
 
@@ -145,12 +216,18 @@ class _Line(NamedTuple):
 def _line(row: Row, names: Names) -> _Line:
     figures = _figures(row.accepted, row.result, row.adjustment, row.difference, row.dead_letters)
     place = str(row.days), names.brand(row.pair), names.source(row.pair)
-    return _Line(place, figures, said_of(row) or STATUS_WORDS[row.status], _STYLES[row.status])
+    return _Line(place, figures, said_of(row) or row.status, _STYLES[row.status])
 
 
 def _line_elsewhere(each: Elsewhere, names: Names) -> _Line:
     place = str(each.days), names.brand(each.pair), names.source(each.pair)
-    return _Line(place, [Text(f"{each.accepted:,}"), *[Text()] * 3], _NOT_HERE, "dim")
+    is_unassigned = each.owner is None
+    words = f"{UNASSIGNED}: {said_elsewhere(each)}" if is_unassigned else said_elsewhere(each)
+    return _Line(place, _accepted_alone(each.accepted), words, "yellow" if is_unassigned else "dim")
+
+
+def _accepted_alone(count: int) -> list[Text]:
+    return [Text(f"{count:,}"), *[Text()] * 3]
 
 
 def _table(lines: Sequence[_Line]) -> Table:
@@ -188,5 +265,22 @@ def _figures(
     return [counts[0], reported, Text(with_sign(number(difference), difference)), counts[1]]
 
 
-def _place(account: int, days: DateRange, brand: int, brand_name: str) -> tuple[Value, ...]:
-    return account, days.start.isoformat(), days.end.isoformat(), brand, brand_name
+def _place(account: int, days: DateRange) -> tuple[Value, ...]:
+    return account, days.start.isoformat(), days.end.isoformat()
+
+
+def _mark(found: Reconciliation) -> str:
+    """Mark a total that is not of all periods."""
+    return f" ({coverage(found)})" if not found.is_complete else ""
+
+
+def _as_json(each: Elsewhere) -> dict[str, Any]:
+    return {
+        "period_start": each.days.start,
+        "period_end": each.days.end,
+        "brand_id": each.pair.brand,
+        "source_id": each.pair.source,
+        "accepted": each.accepted,
+        "account_id": each.owner,
+        "contested": each.contested,
+    }

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from itertools import groupby
 from typing import Final
 
 from shipper.report.page.markup import Html, data, document, join, tag
 from shipper.report.reconcile_rows import Reconciliation, Row
-from shipper.report.reconcile_words import STATUS_WORDS, Names, remarks, said_of, span_of, totals_of, verdict
+from shipper.report.reconcile_words import (
+    NOT_COMPARED,
+    UNASSIGNED,
+    Names,
+    coverage,
+    headlines,
+    remarks,
+    said_elsewhere,
+    said_of,
+    span_of,
+    totals_of,
+)
 from shipper.report.wording import moment, number, with_sign
 
 _STYLE: Final = """
@@ -19,6 +30,7 @@ thead tr:last-child th:first-child { padding-left: 18px; }
 tr > :last-child { padding-right: 18px; }
 tr.unexplained data.rest { color: var(--accent); font-weight: 650; }
 """
+_WORDS: Final = {"What explains it", "Why"}
 _FIGURES: Final = ("Accepted", "Result", "Adjustment", "Reported", "Difference", "Unexplained", "Dead letters")
 
 
@@ -29,7 +41,7 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
     Args:
         notes: What is to be known besides, one sentence each.
         made_at: ISO 8601.
-        shows_all: List also what is not in this account's report.
+        shows_all: List also what is of other accounts.
     Returns:
         An HTML document, to be written as UTF-8.
     """
@@ -42,8 +54,8 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
         _section("Brands and marketing sources", _by_pair(found, names)),
         _section("All periods", *_by_period(found, names)),
     ]
-    if shows_all and found.elsewhere:
-        sections.append(_section("Not in this account's report", _elsewhere(found, names)))
+    for title, each in _left_out(found, names, shows_all=shows_all):
+        sections.append(_section(title, each))
     said = [*remarks(found, shows_elsewhere=shows_all), *notes]
     footer = tag("section", tag("h2", "Notes"), tag("ul", *(tag("li", each) for each in said))) if said else None
     title = f"Reconciliation: {names.account}"
@@ -54,7 +66,7 @@ def _head(found: Reconciliation, names: Names, made_at: str) -> Html:
     facts = {
         "Account": str(found.account),
         "Days are those of": found.days.name,
-        "Reports": f"{len(found.periods):,}",
+        "Reports": coverage(found) or f"{len(found.periods):,}",
         "Made at": moment(made_at),
     }
     return tag(
@@ -62,13 +74,14 @@ def _head(found: Reconciliation, names: Names, made_at: str) -> Html:
         tag("p", "Reconciliation of registrations", class_="kind"),
         tag("h1", tag("bdi", names.account)),
         tag("p", str(span_of(found)), class_="span"),
-        tag("p", verdict(found), class_="verdict"),
+        *(tag("p", line, class_="verdict") for line in headlines(found)),
         tag("dl", *(tag("div", tag("dt", name), tag("dd", tag("bdi", fact))) for name, fact in facts.items())),
     )
 
 
 def _tiles(found: Reconciliation) -> Html:
     totals = totals_of(found.rows)
+    covered = f"; {coverage(found)}" if coverage(found) else ""
     shown = {
         "Accepted by the service": (totals.accepted, "what the ledger counts"),
         "Registrations in the report": (totals.reported, "result and adjustment together"),
@@ -80,7 +93,7 @@ def _tiles(found: Reconciliation) -> Html:
             "div",
             tag("h3", title),
             tag("p", data(value, number(value)), class_="value"),
-            tag("p", words, class_="note"),
+            tag("p", f"{words}{covered}", class_="note"),
             class_="tile",
         )
         for title, (value, words) in shown.items()
@@ -94,7 +107,8 @@ def _by_pair(found: Reconciliation, names: Names) -> Html:
         tag("tr", *_names(names.brand(pair), names.source(pair)), *_figures(totals_of(rows)), class_="source")
         for pair, rows in groupby(ordered, key=lambda row: row.pair)
     ]
-    total = tag("tr", *_names("All brands", ""), *_figures(totals_of(found.rows)), class_="account")
+    title = f"All brands ({coverage(found)})" if coverage(found) else "All brands"
+    total = tag("tr", *_names(title, ""), *_figures(totals_of(found.rows)), class_="account")
     return _table(("Brand", "Marketing source"), _FIGURES, [*lines, total], "Brands and marketing sources")
 
 
@@ -114,7 +128,7 @@ def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = Fals
             "tr",
             *_names(str(row.days), names.brand(row.pair), names.source(row.pair)),
             *_figures(totals_of([row]), has_report=row.result is not None),
-            tag("td", said_of(row) or STATUS_WORDS[row.status], class_="text said"),
+            tag("td", said_of(row) or row.status, class_="text said"),
             class_=f"source {row.status}",
         )
         for row in rows
@@ -123,24 +137,42 @@ def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = Fals
     return _table(heads, (*_FIGURES, "What explains it"), lines, title, is_bare=is_bare)
 
 
-def _elsewhere(found: Reconciliation, names: Names) -> Html:
-    lines = [
+def _left_out(found: Reconciliation, names: Names, *, shows_all: bool) -> Iterator[tuple[str, Html]]:
+    """List what was accepted and has no part in the figures, by why it has none."""
+    if found.holes:
+        lines = [(str(hole.days), "", "", hole.accepted, hole.reason) for hole in found.holes]
+        yield NOT_COMPARED.capitalize(), _accepted_alone(lines, NOT_COMPARED)
+    for title, others in {
+        UNASSIGNED.capitalize(): [each for each in found.elsewhere if each.owner is None],
+        "Of other accounts": [each for each in found.elsewhere if each.owner is not None and shows_all],
+    }.items():
+        if others:
+            lines = [
+                (str(each.days), names.brand(each.pair), names.source(each.pair), each.accepted, said_elsewhere(each))
+                for each in others
+            ]
+            yield title, _accepted_alone(lines, title)
+
+
+def _accepted_alone(lines: Iterable[tuple[str, str, str, int, str]], title: str) -> Html:
+    rows = [
         tag(
             "tr",
-            *_names(str(each.days), names.brand(each.pair), names.source(each.pair)),
-            tag("td", data(Decimal(each.accepted), f"{each.accepted:,}")),
+            *_names(*place),
+            tag("td", data(Decimal(accepted), f"{accepted:,}")),
+            tag("td", words, class_="text said"),
             class_="source",
         )
-        for each in found.elsewhere
+        for *place, accepted, words in lines
     ]
-    return _table(("Period", "Brand", "Marketing source"), ("Accepted",), lines, "Not in this account's report")
+    return _table(("Period", "Brand", "Marketing source"), ("Accepted", "Why"), rows, title)
 
 
 def _table(
     names: Sequence[str], figures: Sequence[str], lines: Sequence[Html], title: str, *, is_bare: bool = False
 ) -> Html:
     heads = [tag("th", name, scope="col", class_="text") for name in names]
-    heads += [tag("th", name, scope="col", class_="text" if name == "What explains it" else None) for name in figures]
+    heads += [tag("th", name, scope="col", class_="text" if name in _WORDS else None) for name in figures]
     table = tag("table", tag("caption", title, class_="unseen"), tag("thead", tag("tr", *heads)), tag("tbody", *lines))
     class_ = "scroll" if is_bare else "card scroll"
     return tag("div", table, class_=class_, tabindex=0, role="region", aria_label=title)

@@ -1,24 +1,25 @@
-"""A reconciliation in words: names, verdict, and what is said of each row and of the whole."""
+"""A reconciliation in words: names, verdict, and what is said of each row and of the whole; all forms say the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from decimal import Decimal
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from shipper.report.days import days_of_offset, zone_of_offset
 from shipper.report.metrics import difference
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile_rows import NOTHING, Pair, Reconciliation, Row, Status
+from shipper.report.reconcile_rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
 from shipper.report.wording import clean, named, number
 
-STATUS_WORDS: Final[dict[Status, str]] = {
-    "agrees": "agrees",
-    "explained": "explained",
-    "provisional": "provisional",
-    "unexplained": "unexplained",
-}
+STATUSES: Final[tuple[Status, ...]] = ("agrees", "explained", "provisional", "unexplained")
+NOT_COMPARED: Final = "not compared"
+UNASSIGNED: Final = "unassigned"
 _NO_MEDIA: Final = "no media"
+_CASES_SHOWN: Final = 10**9
+_NAMED_MAX: Final = 5  # marketing sources that a sentence names
 
 
 class Totals(NamedTuple):
@@ -28,6 +29,9 @@ class Totals(NamedTuple):
     Attributes:
         missing: What is unexplained and missing from the report.
         surplus: What is unexplained and the report has more.
+        unjudged: What time may still explain.
+        taken_back: What the platform took back of what it had counted; 0 or less.
+        contested: How many of the accepted records another account claims, too.
     """
 
     accepted: Decimal
@@ -39,13 +43,17 @@ class Totals(NamedTuple):
     unexplained: Decimal
     missing: Decimal
     surplus: Decimal
+    unjudged: Decimal
+    taken_back: Decimal
+    contested: Decimal
 
 
 class Names:
     """The names of brands and marketing sources; the latest report's count."""
 
     def __init__(self, found: Reconciliation) -> None:
-        self.account = clean(found.periods[-1].report.source.affiliate_account_name) or f"Account {found.account}"
+        latest = found.periods[-1].report.source.affiliate_account_name if found.periods else ""
+        self.account = clean(latest) or f"Account {found.account}"
         self._brands: dict[int, str] = {}
         self._sources: dict[Pair, str] = {}
         for period in found.periods:
@@ -69,8 +77,9 @@ class Names:
 
 
 def span_of(found: Reconciliation) -> DateRange:
-    """Tell the days from the first period to the last."""
-    return DateRange(found.periods[0].days.start, found.periods[-1].days.end)
+    """Return the days from the first period to the last."""
+    days = [*(period.days for period in found.periods), *(hole.days for hole in found.holes)]
+    return DateRange(min(each.start for each in days), max(each.end for each in days))
 
 
 def totals_of(rows: Iterable[Row]) -> Totals:
@@ -87,50 +96,134 @@ def totals_of(rows: Iterable[Row]) -> Totals:
             row.unexplained,
             max(NOTHING, -row.unexplained),
             max(NOTHING, row.unexplained),
+            row.unjudged,
+            row.taken_back,
+            Decimal(row.contested),
         )
         totals = Totals(*(difference(mine, -its) for mine, its in zip(totals, figures, strict=True)))
     return totals
 
 
-def verdict(found: Reconciliation) -> str:
-    """Say in a sentence or two what came of it."""
+def coverage(found: Reconciliation) -> str:
+    """Return `2 of 3 periods`, to be said beside every total; empty if every period was compared."""
+    count = len(found.periods) + len(found.holes)
+    return "" if found.is_complete else f"{len(found.periods):,} of {count:,} periods"
+
+
+def headlines(found: Reconciliation) -> list[str]:
+    """Say what came of it, the verdict first: what stands at the top of every form."""
+    return [
+        f"Verdict: {found.verdict}. {' '.join(_verdict(found))}",
+        *_alarm(found),
+        *_holes(found),
+        *_unassigned(found),
+    ]
+
+
+def _verdict(found: Reconciliation) -> Iterator[str]:
     totals = totals_of(found.rows)
-    sentences = []
+    match found.verdict:
+        case "agree":
+            yield "The report and the ledger agree."
+        case "explained":
+            yield "All differences are explained."
+        case "incomplete":
+            yield "Not everything could be compared" + (
+                "; what could be compared agrees or is explained." if found.periods else "."
+            )
     if totals.missing:
-        sentences.append(
-            f"Unexplained: {number(totals.missing)} accepted records are missing from the report's registrations."
-        )
+        yield f"{number(totals.missing)} accepted records are missing from the report's registrations."
     if totals.surplus:
-        sentences.append(f"Unexplained: the report has {number(totals.surplus)} registrations more than were accepted.")
-    if found.is_boundary:
-        sentences.append(f"The report's days are not those of {found.days.name}: {_offsets(found)}.")
-    if not sentences:
-        differing = found.count("explained") + found.count("provisional")
-        sentences = ["All differences are explained." if differing else "The report and the ledger agree."]
-    if found.count("provisional"):
-        sentences.append(
-            f"{found.count('provisional'):,} differences are provisional: their periods may not be settled yet."
+        yield f"The report has {number(totals.surplus)} registrations more than were accepted."
+    if count := found.count("provisional"):
+        yield f"{count:,} differences cannot be judged yet: their days have not been over for long. Run it again later."
+    if zone := found.zone:
+        yield _zone(found, zone)
+
+
+def _zone(found: Reconciliation, zone: Zone) -> str:
+    first, *others = (f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" for hours in zone.offsets)
+    also = f", and as well with those of {', '.join(others)}" if others else ""
+    return (
+        f"The report's days are not those of {found.days.name}: with those of {first} all differences vanish{also}. "
+        f"{zone.moved:,} records count on another day then; by chance a zone fits in {_odds(zone.chance)} cases."
+    )
+
+
+def _odds(chance: float) -> str:
+    """Write a small chance as one of so many."""
+    return f"less than 1 of {_CASES_SHOWN:,}" if chance * _CASES_SHOWN < 1 else f"1 of {int(1 / chance):,}"
+
+
+def _alarm(found: Reconciliation) -> Iterator[str]:
+    totals = totals_of(found.rows)
+    if totals.taken_back:
+        share = f" ({-totals.taken_back / totals.accepted:.1%} of what was accepted)" if totals.accepted else ""
+        yield (
+            f"{'Alarm' if found.is_alarmed else 'Taken back'}: the platform took back {number(-totals.taken_back)} "
+            f"registrations{share}, by restating its report or by adjustments."
         )
-    return " ".join(sentences)
+
+
+def _holes(found: Reconciliation) -> Iterator[str]:
+    for reason, group in groupby(found.holes, key=lambda hole: hole.reason):
+        holes = list(group)
+        accepted = sum(hole.accepted for hole in holes)
+        days = ", ".join(map(str, joined(hole.days for hole in holes)))
+        yield f"{coverage(found)}; not compared: {days}, as {reason}. {accepted:,} accepted records are of these days."
+
+
+def _unassigned(found: Reconciliation) -> Iterator[str]:
+    if found.unassigned:
+        yield (
+            f"Unassigned: {found.unassigned:,} accepted records are of {_sources(found)}, which no report has ever "
+            "named. Say whose they are with report.media or report.accounts, or fetch the reports of other accounts."
+        )
+    if found.contested:
+        yield (
+            f"Contested: {found.contested:,} accepted records are claimed by account {found.account} and another one, "
+            "by their media and their AffiliateID; they count where the media belongs."
+        )
+
+
+def _sources(found: Reconciliation) -> str:
+    """Name the marketing sources of what is unassigned."""
+    places = dict.fromkeys(each.pair.source for each in found.elsewhere if each.owner is None)
+    names = [_NO_MEDIA if source is None else f"marketing source {source}" for source in places]
+    more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
+
+
+def joined(days: Iterable[DateRange]) -> list[DateRange]:
+    """Put ranges together of which one begins the day after the other ends."""
+    found: list[DateRange] = []
+    for each in days:
+        if found and each.start - found[-1].end == timedelta(days=1):
+            found[-1] = DateRange(found[-1].start, each.end)
+        else:
+            found.append(each)
+    return found
 
 
 def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
     """Say what is to be known besides, one sentence each."""
     said = []
-    if found.offsets and not found.is_boundary:
+    if found.count("unexplained") and {row.unexplained > 0 for row in found.rows if row.unexplained} == {True, False}:
         said.append(
-            f"The report's days may be those of another time zone: {_offsets(found)}. Run it again with that one."
+            "Some days lack records and others have too many. If the days of the report are those of another time zone "
+            f"than {found.days.name}, name it with --timezone."
         )
-    if any(explanation.cause == "neighbours" for row in found.rows for explanation in row.explanations):
-        said.append(
-            "Differences of neighbouring periods cancel each other, as if the report's days began at another hour; "
-            "name its time zone with --timezone."
-        )
-    if found.elsewhere:
-        count = sum(each.accepted for each in found.elsewhere)
+    others = sum(each.accepted for each in found.elsewhere if each.owner is not None)
+    if others:
         how = "" if shows_elsewhere else "; --all lists them"
-        said.append(f"{count:,} accepted records are not in this account's report: of other marketing sources{how}.")
+        said.append(f"{others:,} accepted records are of other accounts{how}.")
     return said
+
+
+def said_elsewhere(each: Elsewhere) -> str:
+    """Say whose records are that are not the account's."""
+    contested = f"; {each.contested:,} of them contested" if each.contested else ""
+    return f"of account {each.owner}{contested}" if each.owner is not None else "no report has ever named this source"
 
 
 def said_of(row: Row) -> str:
@@ -141,20 +234,15 @@ def said_of(row: Row) -> str:
 def _said_of(row: Row) -> Iterator[str]:
     if not row.difference:
         return
-    if row.is_provisional:
-        yield "provisional: the period may not be settled yet"
+    if row.unjudged:
+        yield "not yet judged: the days have not been over for long"
     if row.unexplained:
         count = number(abs(row.unexplained))
         yield f"unexplained: {count} missing from the report" if row.unexplained < 0 else f"unexplained: {count} more"
     yield from (explanation.words for explanation in row.explanations)
     if row.result is None:
         yield "the report has no number for it"
+    if row.contested:
+        yield f"{row.contested:,} of the accepted records are contested"
     if not row.accepted:
         yield "nothing was accepted for it"
-
-
-def _offsets(found: Reconciliation) -> str:
-    first, *others = (f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" for hours in found.offsets)
-    also = f"; as well: {', '.join(others)}" if others else ""
-    left = f"only {number(found.left)} of the differences are left" if found.left else "all differences vanish"
-    return f"with those of {first} {left}{also}"

@@ -119,7 +119,7 @@ def show(shipper: Shipper, *arguments: str, is_process: bool = False, **options:
 def compared(shipper: Shipper, *options: str, **where: Any) -> tuple[int, dict[str, Any]]:
     """The exit code, and the document."""
     result = reconcile(shipper, "--format", "json", *options, **where)
-    assert result.returncode in {0, 3}, result.stderr
+    assert result.returncode in {0, 1, 3, 4, 6}, result.stderr
     return result.returncode, json.loads(result.stdout)
 
 
@@ -271,26 +271,29 @@ def test_a_month_agrees_with_its_report_until_a_day_is_restated(booked: tuple[Sh
     shipper, service = booked
     splits = ("day", "month", "none")
     of_splits = {split: compared(shipper, "--split", split) for split in splits}
-    found = {split: (code, each["is_explained"], differing(each)) for split, (code, each) in of_splits.items()}
-    assert found == dict.fromkeys(splits, (0, True, {}))
+    found = {split: (code, each["verdict"], differing(each)) for split, (code, each) in of_splits.items()}
+    assert found == dict.fromkeys(splits, (0, "agree", {}))
     for _, each in of_splits.values():
-        assert each["verdict"] == "The report and the ledger agree."
+        assert each["headlines"] == ["Verdict: agree. The report and the ledger agree."]
         assert each["totals"]["accepted"] == each["totals"]["reported"] == EVENTS
         assert {(row["brand_id"], row["source_id"]) for row in each["rows"]} == {key[1:] for key in by_day(october)}
     table = show(shipper, "reconcile", "1001", *OCTOBER, is_process=True)
     assert (table.returncode, table.stdout) == (0, reconcile(shipper).stdout)
-    assert table.stdout.rstrip().endswith("The report and the ledger agree.")
+    assert "\nVerdict: agree. The report and the ledger agree.\n" in table.stdout
 
     day = {"start": "2025-10-09", "end": "2025-10-09"}
     httpx.post(f"{service.target.base_url}/_sandbox/restatements", json=day, trust_env=False).raise_for_status()
     code, restated = compared(shipper)
-    assert (code, restated["is_explained"]) == (0, True)
+    assert (code, restated["verdict"], restated["is_alarmed"]) == (6, "explained", True)
     rows = differing(restated)
     assert rows.keys() == {key for key in by_day(october) if key[0] == "2025-10-09"}
     for row in rows.values():
         assert row["explanation"].startswith(f"restated: the report said {row['accepted']} before")
         assert (row["result"], row["adjustment"], row["status"]) == (row["accepted"], -1, "explained")
-    assert restated["verdict"] == "All differences are explained."
+    taken_back = -restated["totals"]["taken_back"]
+    assert taken_back == len(rows) > 0
+    assert restated["headlines"][1].startswith(f"Alarm: the platform took back {taken_back} registrations (")
+    assert compared(shipper, "--alarm-below", "-5%")[0] == 0
 
 
 def by_day(lines: Iterable[bytes]) -> Counter[tuple[str, int, int]]:
@@ -308,7 +311,7 @@ def test_seven_events_that_the_service_lost_are_named(reporting: Shipper, servic
     assert service.stored == EVENTS - 7
 
     code, found = compared(reporting)
-    assert (code, found["is_explained"]) == (3, False)
+    assert (code, found["verdict"]) == (3, "differences")
     assert found["totals"]["missing"] == 7
     assert {key: -row["unexplained"] for key, row in differing(found).items()} == by_day(lost)
     table = reconcile(reporting)
@@ -336,9 +339,11 @@ def test_a_report_in_days_of_another_zone_is_found(
     post(service, map(by_its_clock, october))
     assert service.stored == EVENTS
     code, found = compared(reporting)
-    assert found["day_boundary"] == {"fitting_utc_offsets_hours": [2], "explains": True}
+    assert found["day_boundary"]["offsets"] == [2]
+    assert found["day_boundary"]["moved"] > 20
     assert len(differing(found)) > 10
-    assert (code, "UTC+2 (--timezone Etc/GMT-2) all differences vanish" in found["verdict"]) == (0, True)
+    assert (code, found["verdict"]) == (0, "explained")
+    assert "UTC+2 (--timezone Etc/GMT-2) all differences vanish" in found["headlines"][0]
     code, found = compared(reporting, "--timezone", "Etc/GMT-2")
     assert (code, differing(found)) == (0, {})
 
@@ -351,26 +356,9 @@ def test_yesterday_is_provisional(reporting: Shipper, service: Service, fake: Fa
         ship(reporting, [changed(october[0], Timestamp=f"{yesterday}T00:00:00Z", AffiliateID="1001")]).returncode == 0
     )
     code, found = compared(reporting, days=(yesterday, yesterday))
-    assert (code, [row["status"] for row in found["rows"]]) == (0, ["provisional"])
-    assert "may not be settled yet" in found["verdict"]
+    assert (code, [row["status"] for row in found["rows"]]) == (4, ["provisional"])
+    assert (found["verdict"], found["totals"]["unjudged"]) == ("not yet judged", -1)
     assert compared(reporting, "--settle-days", "0", days=(yesterday, yesterday))[0] == 3
-
-
-def test_records_of_others_are_counted_apart(
-    reporting: Shipper, service: Service, fake: FakeService, october: list[bytes]
-):
-    post(service, october[:100])
-    reporting.target = fake.target
-    others = [changed(line, BTag=f"777_{'0' * 32}", AffiliateID="") for line in october[100:103]]
-    assert ship(reporting, [*october[:100], *others]).counts() == (103, 103, 0, 0, 0)
-    code, found = compared(reporting)
-    assert (code, found["not_in_this_report"]) == (0, {"accepted": 3})
-    _, found = compared(reporting, "--all")
-    assert sum(row["accepted"] for row in found["not_in_this_report"]["rows"]) == 3
-    assert "not in this account's report" in reconcile(reporting, "--all", "--format", "csv").stdout
-    assert "3 accepted records are not in this account's report" in " ".join(
-        reconcile(reporting, "--all").stdout.split()
-    )
 
 
 @pytest.mark.parametrize("is_there", [False, True], ids=["no directory", "only reports in it"])
@@ -410,10 +398,6 @@ def test_without_a_report_there_is_nothing_to_compare(booked: tuple[Shipper, Ser
         result = reconcile(shipper, days=("2025-10-01", "2025-10-02"))
         assert (result.returncode, result.stdout) == (1, "")
         assert "there is no such report" in result.stderr
-        service.set_faults({"effect": "status", "status": 404, "operation": "report", "times": 1})
-        result = reconcile(shipper, days=("2025-10-01", "2025-10-02"))
-        assert result.returncode == 1
-        assert "1 reports could not be had" in result.stdout
     finally:
         service.set_faults()
     result = reconcile(shipper, "--timezone", "Asia/Kolkata")

@@ -185,11 +185,16 @@ def test_counts_past_their_retention_are_deleted_and_nothing_is_compared_without
     assert shipper.read_state().accepted == 60
     from_day = (today - timedelta(days=11)).isoformat()
 
-    cut = run(shipper, "reconcile", "1001", *days)
-    assert (cut.returncode, cut.stdout) == (1, "")
-    assert f"the ledger is incomplete before {from_day}" in cut.stderr
+    cut = run(shipper, "reconcile", "1001", *days, "--format", "json")
+    found = json.loads(cut.stdout)
+    assert (cut.returncode, found["verdict"], found["is_complete"]) == (1, "incomplete", False)
+    assert [hole["end"] for hole in found["not_compared"]] == [
+        (old + timedelta(days=day)).isoformat() for day in range(9)
+    ]
+    assert "their counts are past state.ledger_retention_days" in found["not_compared"][0]["reason"]
     whole = run(shipper, "reconcile", "1001", from_day, young.isoformat())
     assert whole.returncode == 0, whole.stdout
+    assert run(shipper, "reconcile", "1001", str(old), str(old)).returncode == 1, "nothing is left to compare"
     assert "state.ledger_retention_days" in run(shipper, "ledger").stdout
     assert json.loads(run(shipper, "ledger", "--format", "json").stdout)["complete_from"] == from_day
     assert "state.ledger_retention_days" not in run(shipper, "ledger", from_day, young.isoformat()).stdout

@@ -267,13 +267,18 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path, make, why):
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
-def test_a_history_of_the_version_before_is_brought_up_to_date(tmp_path: Path):
+@pytest.mark.parametrize(("version", "undo"), [(1, "DROP TABLE hooks; DROP TABLE sources"), (2, "DROP TABLE sources")])
+def test_a_history_of_an_earlier_version_is_brought_up_to_date(tmp_path: Path, version: int, undo: str):
     with closing(History(tmp_path)) as history:
         add(history, 1, at=1)
         before = history.versions(1001, START, END)
+        sources = history.sources()
+        assert sources.keys() == {1001}
+        assert sources[1001]
     with closing(sqlite3.connect(tmp_path / "reports.db")) as db:
-        db.executescript("DROP TABLE hooks; PRAGMA user_version = 1")
+        db.executescript(f"{undo}; PRAGMA user_version = {version}")
     with closing(History(tmp_path)) as history, closing(History(tmp_path)) as other:
+        assert history.sources() == other.sources() == sources
         assert history.versions(1001, START, END) == other.versions(1001, START, END) == before
         history.begin_hook(1001, START, END)
         assert add(other, 2, at=2).is_new

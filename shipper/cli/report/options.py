@@ -58,6 +58,9 @@ ConcurrencyOption = Annotated[
 RequestRateOption = Annotated[
     float, typer.Option("--rate", min=0, metavar="N", help="Requests per second at most; 0 = no limit.")
 ]
+AllowPartialOption = Annotated[
+    bool, typer.Option("--allow-partial", help="Replace the file of --output also if a report could not be fetched.")
+]
 ChecksOption = Annotated[
     bool, typer.Option("--checks", help="Tell also what the checks found to hold or could not tell.")
 ]

@@ -53,6 +53,20 @@ def checked_target(output: str, form: Form) -> Path | None:
     return path
 
 
+def check_partial(target: Path | None, *, is_partial: bool, is_allowed: bool) -> None:
+    """
+    Keep what lacks a report from taking the place of a file that may be whole.
+
+    Raises:
+        ReportError: It would.
+    """
+    if is_partial and not is_allowed and target is not None and target.exists() and not _is_special(target):
+        raise ReportError(
+            f"{str(target)!r} is left as it was, as not every report could be fetched; to replace it by what could be, "
+            "give --allow-partial"
+        )
+
+
 def checked_delimiter(delimiter: str | None, form: Form, *, has_bom: bool) -> str:
     """
     Check the options that are those of CSV alone.

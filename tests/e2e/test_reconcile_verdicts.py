@@ -1,0 +1,359 @@
+"""What `reconcile` says of documents and losses made for it: it never says that records agree which are missing."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from datetime import UTC, date, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from shipper import wire
+from shipper.report.history import History
+from shipper.sandbox.samples import sample_lines
+from tests.conftest import SEED
+from tests.e2e.driver import Result, Shipper, changed
+from tests.e2e.fake_service import FakeService
+from tests.in_process import run
+from tests.report_documents import brand, entry, pair, report
+from tests.report_service import Asked, ReportService, ok, refusal
+
+DAYS = ("2025-10-04", "2025-10-06")
+A, B = 50121, 50377
+
+
+class Books:
+    """
+    A shipper that has delivered what is given to it, and a platform whose report says what is given to it.
+
+    Attributes:
+        figures: Registrations by day, and then by brand and marketing source; `(result, adjustment)` or the result.
+        refuses: Days of which there is no report.
+    """
+
+    def __init__(self, shipper: Shipper, fake: FakeService, service: ReportService) -> None:
+        self.shipper = shipper
+        self.figures: dict[str, dict[tuple[int, int], Any]] = {day: {} for day in days_of(*DAYS)}
+        self.refuses: set[str] = set()
+        self.states: Callable[[Asked], tuple[str, str]] = lambda asked: (str(asked.start), str(asked.end))
+        shipper.target = fake.target
+        service.rule = self._answer
+        with shipper.config.open("a") as file:
+            file.write(f'[report]\nbase_url = "{service.url}"\nsubscription_key = "key"\ntoken = "token"\n')
+
+    def accept(self, count: int, hour: str, media: int, *, affiliate: str = "", number: int = 11) -> None:
+        """Deliver so many records, which the service accepts."""
+        known = len(list(self.shipper.folder.glob("*.ndjson")))
+        lines = sample_lines(count, seed=SEED + known, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
+        file = self.shipper.folder / f"{known}.ndjson"
+        file.write_bytes(
+            b"".join(
+                changed(
+                    line,
+                    Timestamp=f"{hour}:00:00Z",
+                    BTag=f"{media}_{'0' * 32}",
+                    AffiliateID=affiliate,
+                    BrandID=number,
+                    EventId=str(UUID(int=(known << 64) + index, version=4)),
+                )
+                for index, line in enumerate(lines)
+            )
+        )
+        result = run(self.shipper, "backfill", file, "--summary", "json")
+        assert result.counts() == (count, count, 0, 0, 0), result.stderr
+
+    def report(self, day: str, **figures: Any) -> None:
+        """Let the report of a day have these figures of brand 11, by name of the source."""
+        self.figures[day] = {(11, {"a": A, "b": B}[name]): figure for name, figure in figures.items()}
+
+    def reconcile(self, *options: str, days: tuple[str, str] = DAYS, form: str = "json") -> Result:
+        result = run(self.shipper, "reconcile", "1001", *days, "--format", form, *options)
+        assert "Traceback" not in result.stderr
+        return result
+
+    def judged(self, *options: str, days: tuple[str, str] = DAYS) -> tuple[int, dict[str, Any]]:
+        """The exit code, and the document."""
+        result = self.reconcile(*options, days=days)
+        return result.returncode, json.loads(result.stdout)
+
+    def verdict(self, *options: str, **where: Any) -> tuple[int, str]:
+        code, found = self.judged(*options, **where)
+        return code, found["verdict"]
+
+    def keep(self, account: int, day: str, *sources: int) -> None:
+        """Let the history have a report as if it had been fetched long ago."""
+        figures = wire.Conversions(registrations=pair("1"))
+        entries = [entry(source, conversions=figures) for source in sources]
+        body = wire.encode_report(report(brand(*entries), account=account, start=day, end=day))
+        with closing(History(self.shipper.state)) as history:
+            history.add(account, date.fromisoformat(day), date.fromisoformat(day), body, 1_700_000_000.0)
+
+    def _answer(self, asked: Asked) -> bytes:
+        wanted = days_of(str(asked.start), str(asked.end))
+        if self.refuses & set(wanted):
+            return refusal(404, "Resource not found")
+        start, end = self.states(asked)
+        found: dict[int, list[wire.MarketingSource]] = {}
+        for place, figure in sorted(added(self.figures.get(day, {}) for day in wanted).items()):
+            entries = found.setdefault(place[0], [])
+            entries.append(entry(place[1], conversions=wire.Conversions(registrations=figure)))
+        brands = [brand(*entries, number=number) for number, entries in found.items()]
+        return ok(wire.encode_report(report(*brands, account=asked.account, start=start, end=end)))
+
+
+def added(figures: Iterable[Mapping[tuple[int, int], Any]]) -> dict[tuple[int, int], wire.AmountPair]:
+    sums: dict[tuple[int, int], Counter[str]] = {}
+    for of_day in figures:
+        for place, figure in of_day.items():
+            result, adjustment = figure if isinstance(figure, tuple) else (figure, 0)
+            sums.setdefault(place, Counter()).update(result=result, adjustment=adjustment)
+    return {place: pair(str(each["result"]), str(each["adjustment"])) for place, each in sums.items()}
+
+
+def days_of(start: str, end: str) -> list[str]:
+    first, last = date.fromisoformat(start), date.fromisoformat(end)
+    return [date.fromordinal(day).isoformat() for day in range(first.toordinal(), last.toordinal() + 1)]
+
+
+@pytest.fixture
+def books(shipper: Shipper, fake: FakeService) -> Iterator[Books]:
+    with ReportService() as service:
+        yield Books(shipper, fake, service)
+
+
+# A missing source
+
+
+def test_a_source_that_a_report_named_before_is_missing_if_it_names_it_no_more(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(300, "2025-10-04T12", B)
+    books.report("2025-10-04", a=30, b=300)
+    assert books.verdict() == (0, "agree")
+    books.report("2025-10-04", a=30)
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 300)
+    books.report("2025-10-04")
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 330)
+
+
+def test_a_source_that_a_report_of_another_day_named_is_missing_too(books: Books):
+    books.keep(1001, "2025-08-01", B)
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(300, "2025-10-04T12", B)
+    books.report("2025-10-04", a=30)
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 300)
+
+
+@pytest.mark.parametrize("sources", [("a",), ()])
+def test_records_of_a_source_that_no_report_has_named_are_unassigned_in_every_form(
+    books: Books, sources: tuple[str, ...]
+):
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(300, "2025-10-04T12", B)
+    books.report("2025-10-04", **dict.fromkeys(sources, 30))
+    unassigned = 300 if sources else 330
+    code, found = books.judged()
+    assert (code, found["verdict"], found["unassigned"]["accepted"]) == (1, "incomplete", unassigned)
+    for form in ("table", "csv", "html"):
+        result = books.reconcile(form=form)
+        assert result.returncode == 1
+        said = " ".join((result.stdout + result.stderr).split())
+        assert f"Unassigned: {unassigned} accepted records are of marketing source" in said, form
+        assert "The report and the ledger agree" not in said
+    rows = [row for row in books.reconcile(form="csv").stdout.splitlines() if '"unassigned"' in row]
+    assert len(rows) == (1 if sources else 2)
+    assert all('"incomplete"' in row for row in rows)
+
+
+def test_settings_say_whose_records_are(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(300, "2025-10-04T12", B)
+    books.accept(5, "2025-10-04T13", 777)
+    books.accept(7, "2025-10-04T13", 778, affiliate="aff-9")
+    books.report("2025-10-04", a=30)
+    code, found = books.judged("--set", f"report.media=[{B}, 777]")
+    assert (code, found["totals"]["missing"], found["unassigned"]["accepted"]) == (3, 305, 7)
+    accounts = books.shipper.folder / "accounts.csv"
+    accounts.write_text(f"account,media,affiliate_id\n2002,{B},\n2002,777,\n2002,,aff-9\n")
+    code, found = books.judged("--set", f"report.accounts={accounts}")
+    assert (code, found["verdict"], found["of_other_accounts"]["accepted"]) == (0, "agree", 312)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("account,media\n1,2\n", "line 1: the first line is not account,media,affiliate_id"),
+        ("account,media,affiliate_id\n1001,x,\n", "line 2: its media is no number"),
+        ("account,media,affiliate_id\n1001,,\n", "line 2: it has neither media nor affiliate_id"),
+        ("account,media,affiliate_id\n1,5,\n2,5,\n", "line 3: it gives 5 to account 2, an earlier line to account 1"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_file_of_accounts_that_will_not_do_is_an_error(books: Books, text: str | None, words: str):
+    accounts = books.shipper.folder / "accounts.csv"
+    if text is not None:
+        accounts.write_text(text)
+    result = books.reconcile("--set", f"report.accounts={accounts}")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "report.accounts" in result.stderr
+    assert words in result.stderr
+
+
+def test_what_two_accounts_claim_is_contested_and_counts_where_the_media_belongs(books: Books):
+    books.keep(2002, "2025-08-01", B)
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(4, "2025-10-04T12", A, affiliate="2002")
+    books.accept(9, "2025-10-04T12", B, affiliate="1001")
+    books.report("2025-10-04", a=34)
+    code, found = books.judged("--all")
+    assert (code, found["verdict"], found["contested"]) == (0, "agree", 13)
+    assert found["totals"]["contested"] == 4
+    assert [(row["account_id"], row["accepted"]) for row in found["of_other_accounts"]["rows"]] == [(2002, 9)]
+    assert any(line.startswith("Contested: 13 accepted records") for line in found["headlines"])
+
+
+# The day boundary
+
+
+def test_a_hundred_lost_at_noon_are_not_explained_by_a_hundred_too_many_the_day_after(books: Books):
+    books.accept(300, "2025-10-04T12", A)
+    books.accept(300, "2025-10-05T12", A)
+    books.report("2025-10-04", a=200)
+    books.report("2025-10-05", a=400)
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["missing"]) == (3, "differences", 100)
+
+
+def test_what_lies_at_the_end_of_a_day_may_count_as_of_the_next(books: Books):
+    books.accept(300, "2025-10-04T12", A)
+    books.accept(3, "2025-10-04T23", A)
+    books.accept(300, "2025-10-05T12", A)
+    books.report("2025-10-04", a=300)
+    books.report("2025-10-05", a=303)
+    code, found = books.judged()
+    assert (code, found["verdict"]) == (0, "explained")
+    assert "3 records lie within 2 h of the end of 2025-10-04" in found["rows"][0]["explanation"]
+    books.report("2025-10-04", a=299)
+    books.report("2025-10-05", a=304)
+    assert books.verdict() == (3, "differences")
+    assert books.verdict("--boundary-hours", "12") == (0, "explained")
+    assert books.verdict("--boundary-hours", "0") == (3, "differences")
+
+
+# Dead letters
+
+
+def test_only_dead_letters_that_were_sent_excuse_a_surplus(books: Books, fake: FakeService):
+    books.accept(30, "2025-10-04T12", A)
+    bad = b"".join(
+        changed(line, IP="nowhere", Timestamp="2025-10-04T12:00:00Z", BTag=f"{A}_{'0' * 32}", BrandID=11)
+        for line in sample_lines(5, seed=7, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
+    )
+    (books.shipper.folder / "bad.ndjson").write_bytes(bad)
+    result = run(books.shipper, "backfill", books.shipper.folder / "bad.ndjson", "--summary", "json")
+    assert result.counts() == (5, 0, 5, 0, 0)
+    books.report("2025-10-04", a=35)
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["surplus"]) == (3, "differences", 5)
+    assert found["totals"]["dead_letters"] == 0
+
+
+# Holes and periods
+
+
+def test_a_day_whose_report_cannot_be_had_is_named_and_nothing_is_said_to_agree(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.accept(55, "2025-10-05T12", A)
+    books.report("2025-10-04", a=30)
+    books.refuses = {"2025-10-05"}
+    code, found = books.judged()
+    assert (code, found["verdict"], found["is_complete"]) == (1, "incomplete", False)
+    assert found["periods"] == {"compared": 2, "asked": 3}
+    (hole,) = found["not_compared"]
+    assert (hole["start"], hole["end"], hole["accepted"]) == ("2025-10-05", "2025-10-05", 55)
+    for form in ("table", "csv", "html"):
+        result = books.reconcile(form=form)
+        said = " ".join((result.stdout + result.stderr).split())
+        assert result.returncode == 1
+        assert "2 of 3 periods; not compared: 2025-10-05, as its report could not be fetched" in said, form
+        assert "ledger agree" not in said
+    assert "total (2 of 3 periods)" in books.reconcile(form="table").stdout
+
+
+def test_a_partial_reconciliation_does_not_replace_a_file(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.report("2025-10-04", a=30)
+    path = books.shipper.folder / "october.csv"
+    assert books.reconcile("--output", str(path), form="csv").returncode == 0
+    whole = path.read_bytes()
+    books.refuses = {"2025-10-05"}
+    result = books.reconcile("--output", str(path), form="csv")
+    assert (result.returncode, path.read_bytes()) == (1, whole)
+    assert "--allow-partial" in result.stderr
+    assert books.reconcile("--output", str(path), "--allow-partial", form="csv").returncode == 1
+    assert '"not compared"' in path.read_text()
+
+
+@pytest.mark.parametrize("stated", [("2025-09-04", "2025-09-04"), ("2025-10-04", "2025-10-31")])
+def test_a_report_of_another_period_is_an_error(books: Books, stated: tuple[str, str]):
+    books.accept(30, "2025-10-04T12", A)
+    books.report("2025-10-04", a=30)
+    books.states = lambda _: stated
+    result = books.reconcile(days=("2025-10-04", "2025-10-04"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert f"the report is of {stated[0]}T00:00:00 to {stated[1]}T23:59:59, 2025-10-04 was asked for" in result.stderr
+    with closing(History(books.shipper.state)) as history:
+        assert not history.within(1001, date.min, date.max), "it was kept"
+    books.states = lambda asked: stated if asked.start == date(2025, 10, 5) else (str(asked.start), str(asked.end))
+    assert books.verdict() == (1, "incomplete")
+
+
+# Verdicts
+
+
+def test_what_the_platform_takes_back_is_explained_and_alarms(books: Books):
+    books.accept(100, "2025-10-04T12", A)
+    books.report("2025-10-04", a=(100, -3))
+    code, found = books.judged()
+    assert (code, found["verdict"], found["is_alarmed"]) == (6, "explained", True)
+    assert found["headlines"][1].startswith("Alarm: the platform took back 3 registrations (3.0% of what was accepted)")
+    assert "Alarm: the platform took back 3" in " ".join(books.reconcile(form="table").stdout.split())
+    assert books.verdict("--alarm-below", "-5%") == (0, "explained")
+    assert books.verdict("--alarm-below", "-2.5%") == (6, "explained")
+    result = books.reconcile("--alarm-below", "5%")
+    assert (result.returncode, result.stdout) == (2, "")
+
+
+def test_what_was_restated_downwards_alarms(books: Books):
+    books.accept(100, "2025-10-04T12", A)
+    books.report("2025-10-04", a=100)
+    assert books.verdict() == (0, "agree")
+    books.report("2025-10-04", a=96)
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["taken_back"]) == (6, "explained", -4)
+
+
+def test_a_month_is_not_judged_for_the_part_that_is_young_and_for_no_more(books: Books):
+    today = date.today()
+    first, old, young = (date.fromordinal(today.toordinal() - ago) for ago in (10, 9, 1))
+    books.accept(100, f"{old}T12", A)
+    books.accept(20, f"{young}T12", A)
+    for lost, expected in {0: (0, "agree"), 20: (4, "not yet judged"), 21: (3, "differences")}.items():
+        books.figures = {str(old): {(11, A): 120 - lost}}
+        found = books.verdict("--split", "none", days=(str(first), str(today)))
+        assert found == expected, lost
+
+
+def test_explained_is_not_said_of_what_is_young(books: Books):
+    yesterday = date.fromordinal(date.today().toordinal() - 1)
+    books.accept(100, f"{yesterday}T12", A)
+    books.figures = {str(yesterday): {(11, A): (100, -3)}}
+    code, found = books.judged(days=(str(yesterday), str(yesterday)))
+    assert (code, found["verdict"], found["is_alarmed"]) == (4, "not yet judged", False)
+    assert "adjust" not in found["rows"][0]["explanation"]
