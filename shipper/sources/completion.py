@@ -18,6 +18,7 @@ import structlog
 
 from shipper.crash_points import crash_point
 from shipper.records import Stream, shown
+from shipper.sources.discovery import expanded
 from shipper.sources.identity import Place
 from shipper.telemetry.work import Piece, at_work
 
@@ -137,7 +138,7 @@ def put_back_unfinished(patterns: Iterable[str]) -> None:
             if folder in done:
                 continue
             done.add(folder)
-            for private in map(Path, glob.glob(os.path.join(folder, f".*{_PRIVATE}"), recursive=True)):
+            for private in map(Path, expanded(os.path.join(folder, f".*{_PRIVATE}"))):
                 _put_back(private, private.with_name(private.name[1 : -len(_PRIVATE)]))
 
 

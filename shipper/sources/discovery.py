@@ -5,9 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,7 +99,7 @@ class Patterns:
     def find(self) -> Iterator[Found]:
         """Look at the files that are there now, each name once."""
         own = _Own(self._own_directory)
-        seen = {path: False for pattern in self._exclude for path in glob.glob(pattern, recursive=True)}
+        seen = {path: False for pattern in self._exclude for path in expanded(pattern)}
         matches = dict.fromkeys(self.include, 0)
         for pattern in self.include:
             with at_work(Piece("find", pattern, pattern)) as piece:
@@ -227,10 +229,49 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 def names(pattern: str) -> list[str]:
     """Expand a pattern; a name without wildcards is given back even if nothing is there."""
     if os.path.isdir(pattern):
-        return sorted(glob.glob(f"{glob.escape(pattern)}/**", recursive=True))
+        return sorted({*expanded(os.path.join(glob.escape(pattern), "**"))})
     if glob.has_magic(pattern) and not os.path.exists(pattern):
-        return sorted(glob.glob(pattern, recursive=True))
+        return sorted({*expanded(pattern)})
     return [pattern]
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """Expand as `glob` does, but enter no folder twice for one `**`: links that lead upwards multiply their ways."""
+    parts = pattern.split(os.sep)
+    if "**" not in parts:
+        yield from glob.iglob(pattern)
+        return
+    at = parts.index("**")
+    top, rest = os.sep.join([*parts[:at], ""]), os.sep.join(dropwhile("**".__eq__, parts[at:])) or "*"
+    for folder in _folders_below(glob.iglob(top) if glob.has_magic(top) else [top]):
+        yield from expanded(os.path.join(glob.escape(folder), rest))
+
+
+def _folders_below(tops: Iterable[str]) -> Iterator[str]:
+    """Find these folders and those below, each once; by links only what is not there without."""
+    entered: set[tuple[int, int]] = set()
+    waiting, linked = deque(tops), deque[str]()
+    while waiting or linked:
+        folder = (waiting or linked).popleft()
+        with suppress(OSError, ValueError):  # it has just gone, must not be looked into, or is no name at all
+            status = os.stat(folder or os.curdir)
+            place = status.st_dev, status.st_ino
+            if place in entered:
+                continue
+            entered.add(place)
+            with os.scandir(folder or os.curdir) as entries:
+                below = sorted((each for each in entries if _is_open(each)), key=lambda each: each.name)
+            for entry in below:
+                (linked if entry.is_symlink() else waiting).append(os.path.join(folder, entry.name))
+            yield folder
+
+
+def _is_open(entry: os.DirEntry[str]) -> bool:
+    """Return whether `**` enters it."""
+    try:
+        return not entry.name.startswith(".") and entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def fixed_folder(pattern: str) -> Path:

@@ -90,6 +90,23 @@ def test_a_pattern_may_go_up_round_in_circles_and_name_a_file_twice(shipper: Shi
     service.assert_holds_exactly(sample.ids[:20])
 
 
+def test_folders_that_can_be_reached_by_many_links_are_entered_once(shipper: Shipper, service: Service, sample: Sample):
+    """Two links upwards in one folder are two to the power of forty ways, of forty links each."""
+    folder = shipper.folder / "logs"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.ndjson").write_bytes(b"".join(sample.lines[:10]))
+    (folder / "deep" / "b.ndjson").write_bytes(b"".join(sample.lines[10:20]))
+    for number in range(3):
+        (folder / f"around{number}").symlink_to(".")
+        (folder / "deep" / f"up{number}").symlink_to("..")
+    settings = {"input.exclude": '["logs/**/*.gz"]'}
+    result = shipper.backfill("logs/**", folder, "logs/**/*.ndjson", limit_s=60, settings=settings)
+    assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), result.stderr
+    service.assert_holds_exactly(sample.ids[:20])
+    paths = {path for _, _, path, _ in shipper.read_state().checkpoints}
+    assert paths == {str(folder / "a.ndjson"), str(folder / "deep" / "b.ndjson")}, "by the names without links"
+
+
 def test_a_name_that_looks_like_an_option_is_a_name_behind_two_dashes(
     shipper: Shipper, service: Service, sample: Sample
 ):
