@@ -7,7 +7,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, ClassVar, Final
 
 import uvicorn
@@ -24,7 +24,9 @@ _REFUSAL: Final = (
 )
 _NO_SNIFFING: Final = {"X-Content-Type-Options": "nosniff"}
 _PIECE_BYTES: Final = 4096
-_BACKLOG = 2048
+_BACKLOG: Final = 512
+_PROTECTED_SECONDS: Final = 0.05
+_ROOM_SECONDS: Final = 0.01
 _TICK_SECONDS = 1.0
 _START_LIMIT_SECONDS = 10
 _JOIN_LIMIT_SECONDS = 10
@@ -55,6 +57,7 @@ class Server(uvicorn.Server):
             )
         )
         self.up = threading.Event()
+        self._accepting: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending = asyncio.Event()
 
@@ -63,9 +66,50 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Accept connections as there is room for them; those that wait for it wait in the kernel."""
+        await super().startup([])
         self._loop = asyncio.get_running_loop()
+        self._accepting = [self._loop.create_task(self._accept(each)) for each in sockets or ()]
         self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.wait(self._accepting)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # the client has gone, or there is no descriptor
+                await asyncio.sleep(_ROOM_SECONDS)
+                continue
+            with suppress(OSError), ExitStack() as stack:
+                stack.enter_context(connection)
+                while not self._make_room():  # noqa: ASYNC110 time that passes makes room, too
+                    await asyncio.sleep(_ROOM_SECONDS)
+                await loop.connect_accepted_socket(self._protocol, connection)
+                stack.pop_all()  # it is the transport's now
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def _make_room(self) -> bool:
+        """Return whether there is room for one more connection; else close one that can be done without, if any can."""
+        bounded = [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
+        if not bounded or len(bounded) < bounded[0].clients:
+            return True
+        dispensable = [each for each in bounded if each.is_dispensable]
+        if dispensable:
+            min(dispensable, key=BoundedProtocol.patience).transport.abort()
+        return False
 
     async def main_loop(self) -> None:
         """Tick once a second instead of ten times, which is most of what a server costs that nobody asks."""
@@ -86,8 +130,9 @@ class BoundedProtocol(HttpToolsProtocol):
     """
     uvicorn's protocol, with limits that hold before an application sees anything.
 
-    A request above a limit is refused and its connection closed. Of too many connections, the one that has been idle
-    longest is closed; if none is idle, the one that has been answered longest.
+    A request above a limit is refused and its connection closed. If somebody waits for room, the connection that has
+    been idle longest is closed; if none is idle, the one that has been answered longest. None is before it had the time
+    to ask: a probe comes in the midst of a crowd, too.
 
     Attributes:
         head_bytes: Of the request line and the headers, give or take a piece.
@@ -113,12 +158,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._begin_head()
         self._set_deadline()
-        if len(self.connections) > self.clients:
-            others = [each for each in self.connections if isinstance(each, BoundedProtocol) and each is not self]
-            longest = min((each for each in others if each._deadline), key=BoundedProtocol._patience, default=None)
-            if longest is not None:
-                longest._clear_deadline()  # it is still counted for a moment, but is not to be chosen again
-                longest.transport.abort()
+        self._protected_until = self.loop.time() + _PROTECTED_SECONDS
 
     def data_received(self, data: bytes) -> None:
         """Parse a head in pieces, so that a limit is noticed close to where it is passed."""
@@ -194,7 +234,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _patience(self) -> tuple[bool, float]:
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether it may be closed for another one."""
+        return self.loop.time() > self._protected_until and not self.transport.is_closing()
+
+    def patience(self) -> tuple[bool, float]:
         """Return what the first to be closed has least of."""
         return not self._is_idle, self._deadline.when() if self._deadline else 0.0
 

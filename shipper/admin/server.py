@@ -56,7 +56,6 @@ def serving(
         server = Server(
             HostGuard(app, names=[host, *hosts], advice="list further names in admin.hosts"),
             http=_Protocol,
-            backlog=_Protocol.clients,  # so many are accepted at a stroke, before the first of them can be cut off
             loop="asyncio",
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )

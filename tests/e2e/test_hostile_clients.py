@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -74,6 +75,24 @@ def test_clients_that_never_end_their_request_hurt_neither_the_pipeline_nor_the_
     wait_for_events(running, service, sample.ids[:20])
     assert admin.get("/metrics").status_code == 200
     assert running.stop(limit_s=10).returncode == 0, "they hold up its end"
+
+
+def test_of_a_crowd_that_comes_at_once_each_is_listened_to_before_he_may_be_cut_off(
+    start: Start, connections: ExitStack
+):
+    """One of them may be a probe. They come while the process is held, after others that ask for nothing."""
+    running = start()
+    admin = Admin(running)
+    _hold(connections, admin, 40)
+    running.process.send_signal(signal.SIGSTOP)
+    try:
+        crowd = [connections.enter_context(socket.create_connection(_address(admin), timeout=5)) for _ in range(300)]
+        for client in crowd:
+            client.settimeout(30)
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+    finally:
+        running.process.send_signal(signal.SIGCONT)
+    assert {client.recv(1000)[:13] for client in crowd} == {b"HTTP/1.1 200 "}
 
 
 def test_more_clients_than_descriptors_do_not_keep_files_from_being_read(
