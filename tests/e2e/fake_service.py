@@ -37,6 +37,7 @@ class Reply:
             `truncate`: the connection is closed in the middle of the answer.
             `stall`, `trickle`: after a part of the answer no more comes, or a byte now and then, for ever.
             `close`: after the answer the connection is closed without a word.
+        wire: What is sent instead of an answer: bytes, or a function that writes to the connection. Then it is closed.
     """
 
     status: int = 202
@@ -44,9 +45,12 @@ class Reply:
     content_type: str = "application/json"
     headers: dict[str, str] = field(default_factory=dict)
     fault: Fault = ""
+    wire: bytes | Callable[[socket.socket], None] | None = None
 
     @property
     def stores(self) -> bool:
+        if self.wire is not None:
+            return False
         is_success = 200 <= self.status < 300 and self.content_type == "application/json"
         return self.fault == "store_and_reset" or (is_success and self.fault in {"", "hang", "close"})
 
@@ -174,6 +178,16 @@ class FakeService:
         self._errors.append(error)
 
 
+def is_peer_gone(connection: socket.socket) -> bool:
+    """Return whether the other end has closed a connection on which nothing is to come."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
 def events_of(body: bytes) -> list[dict[str, object]]:
     document = json.loads(body)
     assert document["EventType"] == "Acquisition"
@@ -225,6 +239,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.rfile.close()
             self.connection.close()
             self.close_connection = True
+        elif reply.wire is not None:
+            self.close_connection = True
+            if callable(reply.wire):
+                reply.wire(self.connection)
+            else:
+                self.wfile.write(reply.wire)
         else:
             self._answer(reply)
         service.done()
@@ -240,6 +260,8 @@ class _Handler(BaseHTTPRequestHandler):
         while reply.fault in {"stall", "trickle"} and not self.server.service.is_closing:
             if reply.fault == "trickle":
                 self.wfile.write(b" ")
+            elif is_peer_gone(self.connection):
+                break
             time.sleep(0.05)
         self.close_connection |= is_cut or reply.fault == "close"
 

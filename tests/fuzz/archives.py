@@ -106,7 +106,7 @@ _COMPRESS: Final[tuple[Callable[[bytes], bytes], ...]] = (
 _NAMED: Final = (
     b"\x1f\x8b\x08\x1c" + bytes(6) + b"\3\0abc" + b"app.log\0" + b"a comment\0" + gzip.compress(_LINES, mtime=0)[10:]
 )
-_SEEDS: Final = [
+SEEDS: Final = [
     _NAMED,
     *(
         data
@@ -122,9 +122,9 @@ TARGETS: Final = (
     Target(
         "archives",
         check_archive,
-        _SEEDS,
+        SEEDS,
         mutator(
-            words=[*_SEEDS[1:5], b"\0\0\0\0", b"\x28\xb5\x2f\xfd", b"\xff\xff", b"\x1f\x8b\x08", b"BZh9", _SEEDS[-1]]
+            words=[*SEEDS[1:5], b"\0\0\0\0", b"\x28\xb5\x2f\xfd", b"\xff\xff", b"\x1f\x8b\x08", b"BZh9", SEEDS[-1]]
         ),
         share=4,
     ),

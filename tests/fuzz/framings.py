@@ -256,7 +256,7 @@ def check_odd_rows(data: bytes) -> object:
 
 
 _OBJECTS: Final = (b'{"a":1}', b'{"a":"x\\"y"}', b'{"a":{"b":[1,2]}}', b'{"a":"]"}', b"17", b'"s"', b"[1]", b"null")
-_TEXTS: Final = (
+TEXTS: Final = (
     b"\n".join(_OBJECTS), b"\n\n".join(_OBJECTS) + b"\n", b"\r\n".join(_OBJECTS), b"[" + b",".join(_OBJECTS) + b"]",
     b"[\n  " + b",\n  ".join(_OBJECTS) + b"\n]\n",
     b'{"EventType":"Acquisition","events":[' + b",".join(_OBJECTS) + b"]}",
@@ -266,7 +266,7 @@ _TEXTS: Final = (
     b'name,other\n1,2\n"a\nb",3\n"x""y","z"\n', b"name;other\r\n1;2\r\n", _BOM + b'name,other\n1,"2"\n', b'{"a":\n1}\n',
     b"\0\0\0" + b'{"a":1}\n', b"name,other\n1,\"2\n3,4\n", b'name,other\na"b,"c\nd"e,"f"\n', b"name\tother\n\t\n",
 )  # fmt: skip
-_WORDS: Final = [
+WORDS: Final = [
     *(
         b'"',
         b'""',
@@ -303,22 +303,22 @@ TARGETS: Final = (
     Target(
         "framing",
         check_framing,
-        [bytes((form, number * 3)) + b"\n" + text for form in range(len(_FORMS)) for number, text in enumerate(_TEXTS)],
-        mutator(words=_WORDS),
+        [bytes((form, number * 3)) + b"\n" + text for form in range(len(_FORMS)) for number, text in enumerate(TEXTS)],
+        mutator(words=WORDS),
         share=4,
     ),
     Target(
         "rows",
         check_rows,
         [bytes((number, number, number)) + b'\na\x1fb\x1ec,d\x1f"e\x1e\n\x1f\r\x1e;\x1f |\t' for number in range(12)],
-        mutator(words=_WORDS),
+        mutator(words=WORDS),
         share=1.5,
     ),
     Target(
         "odd-rows",
         check_odd_rows,
-        [text for text in _TEXTS if text.startswith(b"name")],
-        mutator(words=_WORDS),
+        [text for text in TEXTS if text.startswith(b"name")],
+        mutator(words=WORDS),
         share=7,
     ),
 )

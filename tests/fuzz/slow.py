@@ -219,7 +219,7 @@ def _check_growth(number: int, few: bytes, many: bytes) -> None:
     raise AssertionError(f"reader {number}: {spent_s:.3f} s for {len(many)} bytes")
 
 
-_PIECES: Final = [
+PIECES: Final = [
     *(b'a","\n', b'\\"', b'"', b'""\n', b"[1],", b"{],", b"{}", b'{"a":', b"[", b"]", b" ", b"\0", b"\n", b"; check "),
     *(
         b'"EventId" ',
@@ -235,8 +235,8 @@ _PIECES: Final = [
         b"\t",
     ),
 ]
-_SEEDS: Final = [bytes((number,)) + b"\n\x1e" + piece + b"\x1e" for number in range(len(_READERS)) for piece in _PIECES]
+_SEEDS: Final = [bytes((number,)) + b"\n\x1e" + piece + b"\x1e" for number in range(len(_READERS)) for piece in PIECES]
 
 TARGETS: Final = (
-    Target("slow", check_cost, _SEEDS, mutator(words=[*_PIECES, b"\x1e", b"\x1e\x1e", b'"x', b"\r\n"]), share=0.005),
+    Target("slow", check_cost, _SEEDS, mutator(words=[*PIECES, b"\x1e", b"\x1e\x1e", b'"x', b"\r\n"]), share=0.005),
 )

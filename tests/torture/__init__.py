@@ -8,6 +8,7 @@ has to be where it belongs.
 
 - `records`: what is written, what of it the service may have, and what must become a dead letter.
 - `service`, `books`: the service, and what it was sent when and by whom.
+- `producing`: who writes records at a rate.
 - `lanes`, `application`, `pipe`, `exports`: the shippers and what feeds them.
 - `faults`: the table of what goes wrong; add to it there.
 - `adversary`: deals the faults.

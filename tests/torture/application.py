@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Final
 
 from tests.e2e.files import COMPRESSIONS, compress, copytruncate, told
 from tests.torture.lanes import Lane
+from tests.torture.producing import Producer
 
 _FILES: Final = ("app", "web", "api")
 _LATE_S: Final = 0.6  # from a rotation to the last write into the old file; below `input.rotate_wait_seconds`
@@ -32,11 +34,11 @@ class LogFile:
         self.rest = b""
         self._torn = -1
 
-    def append(self, lane: Lane, count: int, rng: Random) -> None:
+    def append(self, producer: Producer, count: int, rng: Random) -> None:
         """Append records, the last of them perhaps torn."""
         data = self.take_rest()
         for left in reversed(range(count)):
-            number, record = lane.next_record()
+            number, record = producer.next_record()
             data += record.line
             if not left and rng.random() < 0.5:
                 cut = rng.randrange(1, len(record.line))
@@ -63,58 +65,21 @@ class LogFile:
             out.write(data)
 
 
-class RunLane(Lane):
-    """`shipper run` on the files of a folder."""
+class Application(Producer):
+    """
+    What writes the files of a folder, and rotates them: all calls from one thread.
 
-    name: ClassVar = "run"
+    Attributes:
+        noted: How often something happened.
+    """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.folder = self.shipper.folder / "logs"
+    noted: Counter[str]
+
+    def _begin_in(self, folder: Path) -> None:
+        self.folder = folder
         self.folder.mkdir()
-        self.files = [LogFile(self.folder / f"{name}.ndjson") for name in _FILES]
-        self.writing_rng = Random(self.rng.random())
         self._rotations = 0
         self._chores: list[tuple[float, Callable[[], object]]] = []
-        # With what rotation makes of them, or only the names that are written: then it has to find the rest by itself.
-        self._include = json.dumps([f"{self.folder}/{self.rng.choice(['*.ndjson*', '*.ndjson'])}"])
-
-    def __enter__(self) -> RunLane:
-        """Let it look at its patterns before anything is written: what had gone by then was never promised."""
-        super().__enter__()
-        self.start()
-        assert self.running is not None
-        running = self.running
-        running.wait_until(lambda: told(running, "inputs_found"), "it has looked at its patterns", limit_s=60)
-        return self
-
-    def settings(self) -> dict[str, object]:
-        return {**super().settings(), "input.include": self._include}
-
-    def arguments(self) -> Sequence[str | Path]:
-        return ["run"]
-
-    # The application and its rotator: all calls from one thread -------------------------------------------------------
-
-    def produce(self) -> None:
-        self._do_chores(time.monotonic())
-        count, rng = self.due(), self.writing_rng
-        for file in rng.sample(self.files, len(self.files)):
-            share = min(count, rng.randrange(1 + 2 * count // len(self.files)))
-            if share:
-                file.append(self, share, rng)
-                count -= share
-        self._note_latest()
-
-    def finish_producing(self) -> None:
-        self._do_chores(float("inf"))
-        for file in self.files:
-            file.finish_line()
-        self._note_latest()
-
-    def _note_latest(self) -> None:
-        newest = (number for file in self.files for number in file.numbers[-3:])
-        self.latest = max((number for number in newest if not self.make(number).rule), default=self.latest)
 
     def _do_chores(self, now: float) -> None:
         for chore in [each for each in self._chores if each[0] <= now]:
@@ -162,16 +127,6 @@ class RunLane(Lane):
             self._rotate_briefly(file, rng)
         return True
 
-    def rotate_while_stopped(self, rng: Random) -> None:
-        """Rename what is there, and one to four files that are begun only now; some are compressed at once."""
-        file, has_date = rng.choice(self.files), rng.random() < 0.5
-        file.begin()
-        file.finish_line()
-        for _ in range(1 + rng.randrange(1, 5)):
-            new = self._rotate_briefly(file, rng, has_date=has_date)
-            if rng.random() < 0.3:
-                compress(new, rng.choice([*COMPRESSIONS]))
-
     def _rotate_briefly(self, file: LogFile, rng: Random, *, has_date: bool = False) -> Path:
         for _ in range(rng.randrange(1, 20)):
             number, record = self.next_record()
@@ -193,6 +148,67 @@ class RunLane(Lane):
         if suffix:
             self._chores.append((time.monotonic() + rng.uniform(0, 2), lambda: compress(new, suffix)))
         return True
+
+
+class RunLane(Application, Lane):
+    """`shipper run` on the files of a folder."""
+
+    name: ClassVar = "run"
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._begin_in(self.shipper.folder / "logs")
+        self.files = [LogFile(self.folder / f"{name}.ndjson") for name in _FILES]
+        self.writing_rng = Random(self.rng.random())
+        # With what rotation makes of them, or only the names that are written: then it has to find the rest by itself.
+        self._include = json.dumps([f"{self.folder}/{self.rng.choice(['*.ndjson*', '*.ndjson'])}"])
+
+    def __enter__(self) -> RunLane:
+        """Let it look at its patterns before anything is written: what had gone by then was never promised."""
+        super().__enter__()
+        self.start()
+        assert self.running is not None
+        running = self.running
+        running.wait_until(lambda: told(running, "inputs_found"), "it has looked at its patterns", limit_s=60)
+        return self
+
+    def settings(self) -> dict[str, object]:
+        return {**super().settings(), "input.include": self._include}
+
+    def arguments(self) -> Sequence[str | Path]:
+        return ["run"]
+
+    # The application and its rotator: all calls from one thread -------------------------------------------------------
+
+    def produce(self) -> None:
+        self._do_chores(time.monotonic())
+        count, rng = self.due(), self.writing_rng
+        for file in rng.sample(self.files, len(self.files)):
+            share = min(count, rng.randrange(1 + 2 * count // len(self.files)))
+            if share:
+                file.append(self, share, rng)
+                count -= share
+        self._note_latest()
+
+    def finish_producing(self) -> None:
+        self._do_chores(float("inf"))
+        for file in self.files:
+            file.finish_line()
+        self._note_latest()
+
+    def _note_latest(self) -> None:
+        newest = (number for file in self.files for number in file.numbers[-3:])
+        self.latest = max((number for number in newest if not self.make(number).rule), default=self.latest)
+
+    def rotate_while_stopped(self, rng: Random) -> None:
+        """Rename what is there, and one to four files that are begun only now; some are compressed at once."""
+        file, has_date = rng.choice(self.files), rng.random() < 0.5
+        file.begin()
+        file.finish_line()
+        for _ in range(1 + rng.randrange(1, 5)):
+            new = self._rotate_briefly(file, rng, has_date=has_date)
+            if rng.random() < 0.3:
+                compress(new, rng.choice([*COMPRESSIONS]))
 
     def truncate_when_read(self, file: LogFile, rng: Random) -> bool:
         """Empty a file of which no copy is left, once all of it is settled: what was not read would be gone."""

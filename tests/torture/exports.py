@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from tests.e2e.driver import SHIPPER, Result
 from tests.e2e.files import COMPRESSIONS
 from tests.torture.books import Process
-from tests.torture.lanes import BACKLOG_MAX, Lane
+from tests.torture.lanes import Lane
+from tests.torture.producing import BACKLOG_MAX
 
 _FOREIGN_LINES = 5_000
 

@@ -20,7 +20,7 @@ from tests.e2e.driver import Result, Running, Shipper, Target
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import SmallDisk, small_disk
 from tests.torture.books import READ_TIMEOUT_S, Process
-from tests.torture.records import Record
+from tests.torture.producing import Producer
 from tests.torture.service import Service
 
 SETTINGS: Final[dict[str, object]] = {
@@ -47,7 +47,6 @@ _CHOICES: Final[dict[str, list[object]]] = {
 }
 NO_FSYNC: Final = "ended as nothing could be forced to disk"
 NO_ROOM: Final = "ended or not begun for want of room on the disk"
-BACKLOG_MAX: Final = 15_000  # then the producer waits, as everything has to be delivered in the end
 _DISK_BYTES: Final = 48 << 20
 _END_LIMIT_S: Final = 60.0
 _SUPERVISOR_PAUSE_S: Final = 0.3
@@ -55,17 +54,19 @@ _FAILING_FSYNC: Final = Path(__file__).with_name("failing_fsync.c")
 _FAKETIME: Final = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 
-class Lane:
+def ask_for_tokens(shipper: Shipper, service: Service) -> None:
+    """Configure the token endpoint; what the target has as a token is the client's secret."""
+    config = shipper.config.read_text()
+    oauth2 = f'[intake.oauth2]\ntoken_url = "{service.token_url}"\nclient_id = "torture"\n'
+    secret = 'client_secret = { env = "INTAKE_TOKEN" }\n'
+    shipper.config.write_text(config.replace('token = { env = "INTAKE_TOKEN" }\n', oauth2 + secret))
+
+
+class Lane(Producer):
     """
     One way to ship. Its process is handled by one thread; its producer may be another.
 
-    Args:
-        rate: Records a second.
-
     Attributes:
-        written: How many records were made for it so far.
-        letters: The records that must become dead letters, by their bytes, with the rule.
-        latest: Number of the last one that was wholly written and that the service has to get.
         disk: On which the state lies; None = it cannot be filled, as `left_out` says.
         taken_away: Inputs that were removed before they were read to their end, as they were none.
         left_out: What cannot be done to it here, and why.
@@ -75,11 +76,8 @@ class Lane:
     good_ends: ClassVar[frozenset[int]] = frozenset({0})
 
     def __init__(self, folder: Path, number: int, service: Service, rng: Random, *, rate: float) -> None:
+        super().__init__(number, service.books, rate=rate)
         self.shipper = Shipper(folder / self.name, Target(service.base_url, "", "secret"))
-        self.number = number
-        self.written = self.owed = 0
-        self.letters: dict[bytes, str] = {}
-        self.latest = -1
         self.disk: SmallDisk | None = None
         self.taken_away: set[str] = set()
         self.left_out: dict[str, str] = {}
@@ -89,8 +87,6 @@ class Lane:
         self.service = service
         self._process: Process | None = None
         self._starts = 0
-        self._rate = rate
-        self._due_at = 0.0
         self._is_disk_full = self._is_fsync_failing = False
         self._ends_before_full = 0
         self._chosen = {key: rng.choice(values) for key, values in _CHOICES.items()}
@@ -98,10 +94,7 @@ class Lane:
         self._failing_fsync = self.shipper.folder / "fsync-fails"
         self._preloaded = [*_FAKETIME[:1]]
         self._stack = ExitStack()
-        config = self.shipper.config.read_text()
-        oauth2 = f'[intake.oauth2]\ntoken_url = "{service.token_url}"\nclient_id = "torture"\n'
-        secret = 'client_secret = { env = "INTAKE_TOKEN" }\n'
-        self.shipper.config.write_text(config.replace('token = { env = "INTAKE_TOKEN" }\n', oauth2 + secret))
+        ask_for_tokens(self.shipper, service)
 
     def __enter__(self) -> Lane:
         self._stack.enter_context(self.shipper)
@@ -128,40 +121,6 @@ class Lane:
         self._stack.close()
 
     # Records --------------------------------------------------------------------------------------------------------
-
-    @property
-    def backlog(self) -> int:
-        """How many records are written, or about to be, that the service has to get and has not."""
-        return self.owed - self.service.books.stored[self.number]
-
-    def has(self, number: int) -> bool:
-        """Tell whether the service has a record."""
-        return self.service.books.records[self.number].key(number) in self.service.books.first
-
-    def make(self, number: int) -> Record:
-        return self.service.books.records[self.number].make(number)
-
-    def next_record(self) -> tuple[int, Record]:
-        """Make one that was not made before; its number, too."""
-        number = self.written
-        record = self.make(number)
-        if record.rule:
-            self.letters[record.raw] = record.rule
-        else:
-            self.owed += 1
-        self.written += 1
-        return number, record
-
-    def due(self) -> int:
-        """Tell how many records are to be written now, by the rate."""
-        now = time.monotonic()
-        if self.backlog > BACKLOG_MAX:
-            self._due_at = now
-            return 0
-        self._due_at = max(self._due_at, now - 1)
-        count = int((now - self._due_at) * self._rate)
-        self._due_at += count / self._rate
-        return count
 
     def produce(self) -> None:
         """Write what is due; called again and again."""

@@ -13,7 +13,7 @@ _ODD_SHARE: Final = 0.1  # must be put right on the way
 _INVALID_SHARE: Final = 0.004
 _POISON_SHARE: Final = 0.003
 _COUNTRIES: Final = ["GB", "DE", "SE", "NO", "MT"]
-_NAMES: Final = ["brisk_otter", "søvnig_gås", "плут", "猫", 'q"uote\\d', "line\nend"]
+NAMES: Final = ["brisk_otter", "søvnig_gås", "плут", "猫", 'q"uote\\d', "line\nend"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Records:
             "ConsumerID": (self.lane + 1) * 10**9 + number,
             "ConsumerCountry": rng.choice(_COUNTRIES),
             "ConsumerCurrencyID": "EUR",
-            "Username": f"{rng.choice(_NAMES)}{rng.randrange(10**6)}",
+            "Username": f"{rng.choice(NAMES)}{rng.randrange(10**6)}",
             "BrandID": rng.randrange(11, 15),
             "CustomerCurrencyID": str(rng.randrange(1, 9)),
             "ConsumerStatus": "Verified",

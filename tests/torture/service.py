@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Self
 
 import msgspec
 
-from tests.e2e.fake_service import OK, RESET, FakeService, Reply
+from tests.e2e.fake_service import OK, RESET, FakeService, Reply, is_peer_gone
 from tests.torture.books import READ_TIMEOUT_S, Books
 from tests.torture.records import POISON
 
@@ -119,6 +119,8 @@ class Batch(msgspec.Struct):
 class Tokens:
     """Which access tokens are good."""
 
+    prefix = "token"
+
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         self._count = 0
@@ -126,7 +128,7 @@ class Tokens:
 
     def give(self) -> str:
         self._count += 1
-        token = f"token-{self._count}"
+        token = f"{self.prefix}-{self._count}"
         self._until[token] = time.monotonic() + TOKEN_LIFE_S
         return token
 
@@ -144,6 +146,7 @@ class TokenEndpoint(FakeService):
 
     def __init__(self, tokens: Tokens) -> None:
         super().__init__()
+        self.misbehaviour: Misbehaviour | None = None
         self.is_away = False
         self.failures = 0
         self._tokens = tokens
@@ -152,6 +155,9 @@ class TokenEndpoint(FakeService):
         if self.is_away:
             self.failures += 1
             return Reply(status=503)
+        if bad := self.misbehaviour and self.misbehaviour.pick():
+            bad.hits += 1
+            return bad.reply
         token = {"token_type": "Bearer", "expires_in": TOKEN_LIFE_S, "access_token": self._tokens.give()}
         return Reply(status=200, body=json.dumps(token).encode())
 
@@ -188,7 +194,7 @@ class Intake(FakeService):
     def done(self) -> None:
         super().done()
         delivery = self._mine.delivery
-        if delivery is not None and delivery.doubt == "no answer" and not self._is_sender_gone():
+        if delivery is not None and delivery.doubt == "no answer" and not is_peer_gone(self._mine.connection):
             delivery.doubt = ""
 
     def _reply(self, headers: Message, body: bytes) -> Reply:
@@ -232,17 +238,9 @@ class Intake(FakeService):
 
     def _hang(self) -> Reply:
         until = time.monotonic() + _HANG_S
-        while not (self.is_closing or self._is_sender_gone() or time.monotonic() > until):
+        while not (self.is_closing or is_peer_gone(self._mine.connection) or time.monotonic() > until):
             time.sleep(0.05)
         return RESET
-
-    def _is_sender_gone(self) -> bool:
-        try:
-            return not self._mine.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return False
-        except OSError:
-            return True
 
 
 def _refusal(status: int, message: str) -> Reply:
