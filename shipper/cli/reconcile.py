@@ -123,6 +123,7 @@ def reconcile(
         days.day_of(f"{day}T12")  # a zone that will not do is told before anything is fetched
 
     _check_ledger(settings)
+    owners = _as_counted(owners, settings.state.directory)
     with _history(settings) as history:
 
         def use(part: Part, fetched: FetchedReport) -> Period:
@@ -181,14 +182,19 @@ def _owners(settings: Settings, account: int) -> Owners:
         ConfigError: The file of accounts cannot be used.
     """
     from shipper.report.owners import Owners, read_owners
-    from shipper.state.affiliates import counted_as, read_or_draw_key
 
     assert settings.report is not None
     path = settings.report.accounts
     owners = read_owners(path) if path is not None else Owners()
-    name = counted_as(read_or_draw_key(settings.state.directory))
-    owners = owners._replace(affiliates={name(each): owner for each, owner in owners.affiliates.items()})
     return owners.giving(account, settings.report.media)
+
+
+def _as_counted(owners: Owners, directory: Path) -> Owners:
+    """Name the affiliates as the ledger does, whose tables are up to date: until then, there may be no key."""
+    from shipper.state.affiliates import counted_as, read_or_draw_key
+
+    name = counted_as(read_or_draw_key(directory))
+    return owners._replace(affiliates={name(each): owner for each, owner in owners.affiliates.items()})
 
 
 def _check_ledger(settings: Settings) -> None:

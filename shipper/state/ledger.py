@@ -139,7 +139,7 @@ def kept_from(directory: Path) -> str:
     if db is None:
         return ""
     with closing(db), understood(directory / "state.db"):
-        return str(db.execute("SELECT kept_from FROM ledger_expiry").fetchone()[0])
+        return str(db.execute("SELECT coalesce(max(kept_from), '') FROM ledger_expiry").fetchone()[0])
 
 
 def _merged(rows: list[LedgerRow], parts: Iterator[Columns], start: str, end: str) -> list[LedgerRow]:

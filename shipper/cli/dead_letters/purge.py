@@ -52,7 +52,8 @@ def purge(
     Delete dead letters for good. They stay counted. Works while a shipper runs, except for --consumer-id.
 
     What --consumer-id erases is the consumer's by its own ConsumerID. A record that cannot be read and holds the
-    number is named and left as it is, with exit code 4.
+    number is named and left as it is, with exit code 4. The ledger knows no consumers; an AffiliateID that is a
+    person's name or address is erased with: shipper ledger --erase-affiliate.
 
     Example: shipper dead-letters purge --older-than 90
     """
