@@ -144,7 +144,7 @@ def _shortest(value: Decimal) -> Decimal:
     return value.normalize(Context(prec=MAX_PREC))
 
 
-def to_xlsx(tables: Sequence[FlatTable], *, created: datetime) -> bytes:
+def to_xlsx(tables: Sequence[FlatTable], *, created: datetime, notice: str = "") -> bytes:
     """
     Write a workbook: one sheet per table.
 
@@ -155,6 +155,7 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime) -> bytes:
 
     Args:
         created: What the workbook says when it was made.
+        notice: What stands at the top of every sheet.
     Raises:
         ReportError: XlsxWriter is not installed, or a table or text is larger than a sheet or cell.
     """
@@ -163,12 +164,12 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime) -> bytes:
     workbook = xlsxwriter.Workbook(out, {"in_memory": True})  # otherwise names would lie in temporary files
     workbook.set_properties({"created": created.replace(tzinfo=None)})
     for table in tables:
-        _write_sheet(workbook, table)
+        _write_sheet(workbook, table, notice)
     workbook.close()
     return out.getvalue()
 
 
-def _write_sheet(workbook: Any, table: FlatTable) -> None:
+def _write_sheet(workbook: Any, table: FlatTable, notice: str) -> None:
     if len(table.rows) >= _EXCEL_ROWS:
         raise ReportError(f"a sheet has {_EXCEL_ROWS:,} lines at most, {table.name} has {len(table.rows):,} rows")
     sheet = workbook.add_worksheet(table.name)
@@ -178,10 +179,14 @@ def _write_sheet(workbook: Any, table: FlatTable) -> None:
     columns = [(column, [row[index] for row in table.rows]) for index, column in enumerate(table.columns)]
     rounded = {column: cells for column, cells in columns if any(map(_is_rounded, cells))}
     columns += [(_exact(column), list(map(_as_text, cells))) for column, cells in rounded.items() if _is_figure(column)]
+    top = 0  # the line of the titles
+    if notice:
+        sheet.write_string(top, 0, notice, workbook.add_format({"bold": True, "font_color": "#b00020"}))
+        top += 1
     for index, (column, cells) in enumerate(columns):
         sheet.set_column(index, index, _width(column, cells))
-        sheet.write_string(0, index, column.name, title)
-        for line, value in enumerate(cells, start=1):
+        sheet.write_string(top, index, column.name, title)
+        for line, value in enumerate(cells, start=top + 1):
             is_rounded = column in rounded and _is_rounded(value)
             if is_rounded and _is_figure(column):
                 note = f"A spreadsheet keeps 15 digits. Exactly: {value:f}, as in the column {_exact(column).name}."
@@ -189,9 +194,9 @@ def _write_sheet(workbook: Any, table: FlatTable) -> None:
             shown = str(value) if is_rounded and not _is_figure(column) else value
             if _write_cell(sheet, line, index, shown, format_of) != 0:
                 raise _no_place(column, "a sheet of a workbook")
-    sheet.freeze_panes(1, 0)
+    sheet.freeze_panes(top + 1, 0)
     if table.rows:
-        sheet.autofilter(0, 0, len(table.rows), len(columns) - 1)
+        sheet.autofilter(top, 0, top + len(table.rows), len(columns) - 1)
 
 
 def _is_figure(column: Column) -> bool:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shipper import wire
+from shipper.report.coverage import WHOLE, Coverage
 from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.rows import Fetched, are_disjoint, by_account, share_currency
@@ -19,6 +20,7 @@ from shipper.report.wording import SEVERAL_CURRENCIES, clean, money, with_code, 
 
 _NAME_SHARE: Final = 6  # a name takes a sixth of the width, longer ones are folded: the figures need the room
 _NAME_CELLS: Final = range(10, 25)
+_MARK: Final = "*"  # of totals that lack a period
 _CELL_EXTRA: Final = 3  # one blank on either side, one between columns
 
 
@@ -27,7 +29,7 @@ def render_table(report: wire.DailyReport, console: Console) -> None:
     render_tables([Fetched(report)], console)
 
 
-def render_tables(fetched: Iterable[Fetched], console: Console) -> None:
+def render_tables(fetched: Iterable[Fetched], console: Console, coverage: Coverage = WHOLE) -> None:
     """
     Print reports: account by account, a head and a table per period, and what may be added over the periods.
 
@@ -36,41 +38,45 @@ def render_tables(fetched: Iterable[Fetched], console: Console) -> None:
     several marketing sources ends with a total of the figures that may be added; customers and balances may not.
     """
     accounts = by_account(fetched)
+    for line in coverage.lines():
+        console.print(Text(f"{line}\n", style="bold red"))
     for periods in accounts:
         for item in periods:
             console.print(_head(item))
             console.print()
             _print_lines(lines_of(item.report), METRICS, item.report.reporting_currency, console)
         if len(periods) > 1:
-            _print_sum(periods, console)
+            _print_sum(periods, console, coverage.of(periods[0].report.source.affiliate_account_id))
     if accounts:
         console.print(Text("NDC, RDC: new and returning depositing customers.", style="dim"))
 
 
-def _print_sum(periods: Sequence[Fetched], console: Console) -> None:
-    """Print what several periods of one account have together."""
+def _print_sum(periods: Sequence[Fetched], console: Console, covered: str) -> None:
+    """Print what several periods of one account have together; `covered` tells what is missing of them."""
     if not are_disjoint(periods):
         console.print(Text("The periods overlap, so nothing is added over them.\n", style="dim"))
         return
     latest = periods[-1].report
     first, last = periods[0].report.reporting_period.start, latest.reporting_period.end
     account = latest.source.affiliate_account_id
-    console.print(
-        Text(f"Account {account}, all {len(periods)} periods, {clean(first)} to {clean(last)}\n", style="bold")
-    )
+    which = f"{_MARK} {covered}" if covered else f"all {len(periods)} periods"
+    console.print(Text(f"Account {account}, {which}, {clean(first)} to {clean(last)}\n", style="bold"))
     has_money = share_currency(periods)
     metrics = [metric for metric in METRICS if metric.is_additive and (has_money or not metric.is_money)]
-    _print_lines(lines_over(periods), metrics, latest.reporting_currency, console)
+    mark = f" {_MARK}" if covered else ""
+    _print_lines(lines_over(periods), metrics, latest.reporting_currency, console, mark)
     if not has_money:
         console.print(Text(f"{SEVERAL_CURRENCIES}\n", style="dim"))
     console.print(Text("Customers are counted anew in each period and not added over them.\n", style="dim"))
 
 
-def _print_lines(lines: list[Line], metrics: Sequence[Metric], reporting_currency: str, console: Console) -> None:
+def _print_lines(
+    lines: list[Line], metrics: Sequence[Metric], reporting_currency: str, console: Console, mark: str = ""
+) -> None:
     if not lines:
         console.print(Text("No brand has figures in this period.\n", style="dim"))
         return
-    names = _names(lines, reporting_currency)
+    names = _names(lines, reporting_currency, mark)
     cells = {metric.name: [_cell(metric, added(metric, line.entries)) for line in lines] for metric in metrics}
     name_cells = min(max(console.width // _NAME_SHARE, _NAME_CELLS[0]), _NAME_CELLS[-1])
     names_width = sum(min(name_cells, _width(title, values)) + _CELL_EXTRA for title, values in names.items())
@@ -91,15 +97,23 @@ def _print_lines(lines: list[Line], metrics: Sequence[Metric], reporting_currenc
         console.print()
 
 
-def _names(lines: list[Line], reporting_currency: str) -> dict[str, list[Text]]:
-    """Make the leading columns: titles and cells. A brand is named once, a currency if it is not the account's."""
+def _names(lines: list[Line], reporting_currency: str, mark: str) -> dict[str, list[Text]]:
+    """
+    Make the leading columns: titles and cells. A brand is named once, a currency if it is not the account's.
+
+    Args:
+        mark: Of totals that lack something.
+    """
     previous = [None, *(line.brand for line in lines)]
     names = {
         "Brand": [
-            Text("all brands" if line.kind == "account" else line.brand if line.brand != before else "", style="bold")
+            Text(
+                f"all brands{mark}" if line.kind == "account" else line.brand if line.brand != before else "",
+                style="bold",
+            )
             for line, before in zip(lines, previous, strict=False)
         ],
-        "Source": [Text("total" if line.kind == "brand" else line.source) for line in lines],
+        "Source": [Text(f"total{mark}" if line.kind == "brand" else line.source) for line in lines],
     }
     if shows_currency(lines, reporting_currency):
         names["Currency"] = [Text(_currency(line)) for line in lines]

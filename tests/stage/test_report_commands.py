@@ -370,6 +370,88 @@ def test_one_that_fails_is_named_and_the_others_are_shown(told: Reporter, origin
     ]
 
 
+MISSING = "2 of 3 periods; November 2026 is missing"
+
+
+@pytest.fixture
+def holed(told: Reporter, origin: ReportService) -> Reporter:
+    """Of a quarter, the month in the middle cannot be fetched."""
+    origin.rule = lambda asked: refusal(404) if asked.start.month == 11 else None
+    return told
+
+
+def test_a_month_that_is_missing_stands_at_the_top_of_the_table_and_beside_the_totals(holed: Reporter):
+    result = holed("1001", *QUARTER, env={"COLUMNS": "300"})
+    assert result.returncode == 1
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"Incomplete: account 1001, {MISSING}."
+    assert f"Account 1001, * {MISSING}, 2026-10-01T00:00:00 to 2026-12-31T23:59:59" in lines
+    assert "all 2 periods" not in result.stdout
+
+
+def test_totals_that_lack_a_month_carry_a_mark(holed: Reporter, origin: ReportService):
+    brands = [brand(entry(1), entry(2), number=number) for number in (11, 12)]
+    origin.rule = lambda asked: refusal(404) if asked.start.month == 11 else ok(document(asked, brands=brands))
+    table = holed("1001", *QUARTER, env={"COLUMNS": "300"}).stdout
+    of_months, _, together = table.partition(f"* {MISSING}")
+    assert (of_months.count("total *"), of_months.count("all brands *")) == (0, 0)
+    assert (together.count("total *"), together.count("all brands *")) == (2, 1)
+
+
+def test_a_month_that_is_missing_stands_on_the_page_and_beside_its_totals(holed: Reporter):
+    page = holed("1001", *QUARTER, "--format", "html").stdout
+    assert page.index(f"Incomplete: account 1001, {MISSING}.") < page.index("<header")
+    assert page.count(MISSING) > 5, "the head, the tiles of what is added, the funnel and the table"
+    assert not re.search("[Aa]ll 2 periods", page)
+    assert ", 2 periods" not in page
+
+
+def test_a_month_that_is_missing_stands_at_the_top_of_every_sheet(holed: Reporter):
+    openpyxl = pytest.importorskip("openpyxl")
+    path = holed.folder / "quarter.xlsx"
+    assert holed("1001", *QUARTER, "--format", "xlsx", "-o", path).returncode == 1
+    for sheet in openpyxl.load_workbook(path):
+        first, titles, *rows = sheet.iter_rows(values_only=True)
+        assert first[0] == f"Incomplete: account 1001, {MISSING}."
+        assert titles[0] == "account_id"
+        assert len(rows) == 2
+        assert sheet.auto_filter.ref.startswith("A2:")
+
+
+def test_json_says_what_is_missing_and_is_no_array_then(holed: Reporter, origin: ReportService):
+    result = holed("1001", *QUARTER, "--account", "1002", "--format", "json")
+    made = json.loads(result.stdout)
+    assert (result.returncode, made["is_complete"], len(made["reports"])) == (1, False, 4)
+    november = {"start": "2026-11-01", "end": "2026-11-30"}
+    assert made["missing"] == [{"account_id": account, **november} for account in (1001, 1002)]
+    origin.rule = lambda _: None
+    assert isinstance(json.loads(holed("1001", *QUARTER, "--format", "json").stdout), list)
+
+
+def test_an_account_of_which_nothing_could_be_fetched_is_named(holed: Reporter, origin: ReportService):
+    origin.rule = lambda asked: refusal(404) if asked.account == 1002 else None
+    for form in ("table", "html"):
+        shown = holed("1001", *OCTOBER, "--account", "1002", "--format", form).stdout
+        assert "Incomplete: account 1002, 0 of 1 periods; October 2026 is missing." in " ".join(shown.split())
+
+
+@pytest.mark.parametrize("form", ["csv", "ndjson", "json", "html", "table"])
+def test_a_file_is_not_replaced_by_one_that_lacks_a_month_unless_that_is_said(
+    holed: Reporter, origin: ReportService, form: str
+):
+    path = holed.folder / "quarter"
+    arguments = ["1001", *QUARTER, "--format", form, "--output", path]
+    assert holed(*arguments).returncode == 1, "nothing is lost: there was no file"
+    path.write_text("all three months")
+    result = holed(*arguments)
+    assert (result.returncode, path.read_text()) == (1, "all three months")
+    assert "is left as it was" in result.stderr
+    assert "give --allow-partial" in result.stderr
+    assert "account 1001, 2026-11-01 to 2026-11-30" in result.stderr
+    assert holed(*arguments, "--allow-partial").returncode == 1
+    assert path.read_text() != "all three months"
+
+
 def test_service_that_asks_for_fewer_requests_only_slows(reporter: Reporter, seeded: Service):
     seeded.set_faults(
         {"effect": "status", "operation": "report", "status": 429, "retry_after": "1", "requests": "3-4"},

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+import msgspec
 import typer
 
 from shipper.cli.common import plain, reader_may_leave
@@ -19,6 +20,7 @@ from shipper.errors import ReportError
 from shipper.printable import printable_json
 
 if TYPE_CHECKING:
+    from shipper.report.coverage import Coverage
     from shipper.report.document import FetchedReport
     from shipper.report.rows import Fetched
 
@@ -127,12 +129,13 @@ class Output(NamedTuple):
                 return Piece(exports.to_ndjson(source_table([fetched])))
         return Piece(fetched=fetched)
 
-    def joined(self, pieces: Sequence[Piece], findings: Sequence[str]) -> bytes:
+    def joined(self, pieces: Sequence[Piece], findings: Sequence[str], coverage: Coverage) -> bytes:
         """
         Put the pieces together.
 
         Args:
             findings: For the page.
+            coverage: What is missing.
         Raises:
             ReportError: A figure does not fit.
         """
@@ -143,26 +146,31 @@ class Output(NamedTuple):
         fetched = [piece.fetched for piece in pieces if piece.fetched]
         match self.form:
             case "json":
-                return data[0] if self.is_one else b"[" + b",\n".join(data) + b"]\n"
+                documents = b"[" + b",\n".join(data) + b"]"
+                if coverage.missing:
+                    missing = msgspec.json.encode(coverage.as_json())
+                    return b'{"is_complete":false,"missing":' + missing + b',"reports":' + documents + b"}\n"
+                return data[0] if self.is_one else documents + b"\n"
             case "csv":
                 header = exports.to_csv(source_table([]), delimiter=self.delimiter, has_bom=self.has_bom)
                 return b"".join([header, *data])
             case "ndjson":
                 return b"".join(data)
             case "table":
-                return _table(fetched, self.target)
+                return _table(fetched, self.target, coverage)
             case "html":
                 from shipper.report.page import render_page
 
-                return render_page(fetched, findings).encode()
+                return render_page(fetched, findings, coverage).encode()
             case "parquet":
                 return exports.to_parquet(source_table(fetched))
             case "xlsx":
                 created = datetime.fromtimestamp(time.time(), UTC)
-                return exports.to_xlsx([source_table(fetched), account_table(fetched)], created=created)
+                tables = [source_table(fetched), account_table(fetched)]
+                return exports.to_xlsx(tables, created=created, notice=" ".join(coverage.lines()))
 
 
-def _table(fetched: Sequence[Fetched], target: Path | None) -> bytes:
+def _table(fetched: Sequence[Fetched], target: Path | None, coverage: Coverage) -> bytes:
     from rich.console import Console
 
     from shipper.report.table import render_tables
@@ -170,7 +178,7 @@ def _table(fetched: Sequence[Fetched], target: Path | None) -> bytes:
     screen = Console()
     text = io.StringIO()
     has_colors = target is None and screen.is_terminal
-    render_tables(fetched, Console(file=text, width=screen.width, force_terminal=has_colors))
+    render_tables(fetched, Console(file=text, width=screen.width, force_terminal=has_colors), coverage)
     return text.getvalue().encode(screen.encoding if target is None else "utf-8", "replace")
 
 

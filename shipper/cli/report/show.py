@@ -16,6 +16,7 @@ from shipper.cli.report.keeping import read
 from shipper.cli.report.options import (
     AccountsFileOption,
     AccountsOption,
+    AllowPartialOption,
     ChecksOption,
     ConcurrencyOption,
     RequestRateOption,
@@ -26,7 +27,7 @@ from shipper.cli.report.options import (
     selected,
     tolerance_of,
 )
-from shipper.cli.report.output import Form, Output, Piece, checked_delimiter, checked_target, write
+from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
 from shipper.config import Settings
 from shipper.errors import ShipperError
 
@@ -51,6 +52,7 @@ def show(
     split: SplitOption = "month",
     form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
+    allow_partial: AllowPartialOption = False,
     delimiter: Annotated[
         str | None, typer.Option("--delimiter", metavar="CHARACTER", help="Of CSV: , ; tab or |.")
     ] = None,
@@ -68,14 +70,16 @@ def show(
     """
     Fetch the affiliate daily report and show it.
 
-    Several accounts or periods are fetched at once. One that cannot be had is named on stderr and the others are shown;
-    the exit code is then 1. There, too, stands what the checks find.
+    Several accounts or periods are fetched at once. One that cannot be fetched is named on stderr, at the top and
+    beside the totals, and the others are shown; the exit code is then 1. What the checks find is on stderr, too.
 
     Further commands, each with --help: `shipper report fetch` keeps every version, `history` lists them, `diff` shows
     what was restated, `watch` waits for it.
 
     Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
     """
+    from shipper.report.coverage import Coverage
+
     parts = selected(words, accounts, accounts_file, split)
     amount = tolerance_of(tolerance)
     separator = checked_delimiter(delimiter, form, has_bom=bom)
@@ -91,13 +95,18 @@ def show(
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
 
+    has_failed = tell_failures(outcome)
     found = [shown for _, shown in outcome.reports]
+    missing = {part for part, _ in outcome.failed} | set(outcome.left_out)
+    coverage = Coverage(parts, [part for part in parts if part in missing])
     findings = checking.in_words([shown.checked for shown in found], amount, has_infos=checks)
     if found:
-        write(out.joined([shown.piece for shown in found], [told.text for told in findings]), out.target, form=out.form)
+        check_partial(out.target, is_partial=has_failed, is_allowed=allow_partial)
+        pieces = [shown.piece for shown in found]
+        write(out.joined(pieces, [told.text for told in findings], coverage), out.target, form=out.form)
     checking.tell_unknown(shown.unknown_fields for shown in found)
     calls = checking.tell(findings, is_full=checks)
-    if tell_failures(outcome):
+    if has_failed:
         raise typer.Exit(1)
     raise typer.Exit(3 if strict and calls else 0)
 

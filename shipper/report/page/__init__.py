@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shipper.report.coverage import WHOLE, Coverage
 from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, document, join, tag
@@ -15,20 +16,24 @@ from shipper.report.rows import Fetched, by_account
 from shipper.report.wording import clean, moment, period, with_code
 
 
-def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = ()) -> str:
+def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = (), coverage: Coverage = WHOLE) -> str:
     """
     Make the page.
 
     Args:
         fetched: 1..n reports in any order, one version per account and period.
         findings: What was found in checking them, one sentence each.
+        coverage: What is missing.
     Returns:
         An HTML document, to be written as UTF-8.
     """
-    accounts = [Account(periods) for periods in by_account(fetched)]
+    accounts = [
+        Account(periods, coverage.of(periods[0].report.source.affiliate_account_id)) for periods in by_account(fetched)
+    ]
     names = ", ".join(_name(account) for account in accounts)
     title = f"Affiliate daily report: {names}"
-    return document(title, *(_account(account) for account in accounts), tag("footer", _findings(findings)))
+    missing = tag("main", *(tag("p", line, class_="alert") for line in coverage.lines())) if coverage.missing else None
+    return document(title, missing, *(_account(account) for account in accounts), tag("footer", _findings(findings)))
 
 
 def _account(account: Account) -> Html:
@@ -71,7 +76,7 @@ def _name(account: Account) -> str:
 
 def _span(account: Account) -> str:
     first, last = (period(account.periods[end].report.reporting_period) for end in (0, -1))
-    return f"{first} to {last}, {len(account.periods)} periods" if account.is_series else last
+    return f"{first} to {last}, {account.covered or f'{len(account.periods)} periods'}" if account.is_series else last
 
 
 def _currencies(account: Account) -> list[str]:

@@ -27,9 +27,11 @@ class Account:
     """
     Args:
         periods: 1..n versions, one per period, ascending.
+        covered: What is missing of the periods that were asked for, `2 of 3 periods; …`; empty if nothing is.
     """
 
-    def __init__(self, periods: list[Fetched]) -> None:
+    def __init__(self, periods: list[Fetched], covered: str = "") -> None:
+        self.covered = covered
         self.periods = periods
         self.latest = periods[-1]
         self.is_series = len(periods) > 1

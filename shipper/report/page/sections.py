@@ -84,11 +84,13 @@ def _funnels_over_periods(account: Account) -> list[Html]:
     if not account.may_add_periods:
         return [tag("p", "The periods overlap, so nothing is added over them.", class_="sub")]
 
+    which = account.covered or f"All {len(account.periods)} periods"
+
     def entries(brand: BrandGroup) -> list[wire.MarketingSource]:
         return [entry for item in account.periods for entry in account.entries(item, brand)]
 
     return [
-        tag("h3", f"All {len(account.periods)} periods, {short_period(first)} to {short_period(last)}"),
+        tag("h3", f"{which}, {short_period(first)} to {short_period(last)}"),
         tag(
             "p",
             "Without depositing customers: each period counts its own, and one who deposits in two of them would be "

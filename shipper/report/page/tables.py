@@ -24,7 +24,8 @@ def figures(account: Account) -> Html:
     if account.is_series and account.may_add_periods:
         additive = [metric for metric in METRICS if metric.is_additive and account.may_compare(metric)]
         first, last = (account.periods[end].report.reporting_period for end in (0, -1))
-        title = f"All {len(account.periods)} periods, {short_period(first)} to {short_period(last)}"
+        which = account.covered or f"All {len(account.periods)} periods"
+        title = f"{which}, {short_period(first)} to {short_period(last)}"
         parts.append(_details(title, account.latest, lines_over(account.periods), additive, is_open=False))
     for item in reversed(account.periods):
         title = period(item.report.reporting_period)

@@ -75,7 +75,7 @@ def _metric_tile(account: Account, metric: Metric) -> Html:
     may_compare = account.may_compare(metric)
     if account.is_series and metric.is_additive and account.may_add_periods and may_compare:
         everything = added(metric, [entry for item in account.periods for entry in account.entries(item)]).total
-        notes.append(_note(f"all {len(account.periods)} periods", metric, everything))
+        notes.append(_note(account.covered or f"all {len(account.periods)} periods", metric, everything))
     is_one = all(len(found) == 1 and found[0].unit == values[0].unit for found in history) if values else False
     totals = [found[0].figure.total for found in history] if is_one and may_compare and not is_bound else []
     return _tile(metric, metric.title, values, totals, notes, is_bound=is_bound)
