@@ -181,7 +181,7 @@ def chosen(rng: Random, case: Case, at_most: int) -> list[Cell]:
     taken = {*case.lost, *case.doubled, *case.taken_back, *case.sent, *case.late}
     taken |= {(day + DAY, pair) for day, pair in case.late}
     by_platform = cells(case.accepted, case.platform)
-    free = [cell for cell in sorted(by_platform - Counter(taken)) if cell[0] in case.days and by_platform[cell]]
+    free = [cell for cell in sorted(+by_platform) if cell[0] in case.days and cell not in taken]
     return rng.sample(free, min(len(free), rng.randint(1, at_most)))
 
 
@@ -264,26 +264,42 @@ def is_clock_told(case: Case) -> bool:
 
 def is_allowed(case: Case) -> bool:
     """Return whether the rule of neighbouring days lets every difference pass, worked out anew."""
+    found = differences(case)
+    return all(_is_excused(case, found, cell) for cell, count in found.items() if count)
+
+
+def is_cancelled(case: Case) -> bool:
+    """Return whether every day that differs is one of two neighbours that differ by the same, up and down."""
+    found = differences(case)
+    return all(_other(found, cell) for cell, count in found.items() if count)
+
+
+def differences(case: Case) -> Counter[Cell]:
+    """Work out what a report differs by, beyond what was refused and may have arrived."""
     expected, counted = cells(case.accepted), case.counted
-    differences: Counter[Cell] = Counter()
+    found: Counter[Cell] = Counter()
     for cell in expected.keys() | counted.keys():
         if cell[0] in case.days:
             difference = counted[cell] - expected[cell]
-            differences[cell] = difference - min(max(difference, 0), case.sent[cell])
-    return all(_is_excused(case, differences, cell) for cell, count in differences.items() if count)
+            found[cell] = difference - min(max(difference, 0), case.sent[cell])
+    return found
 
 
-def _is_excused(case: Case, differences: Counter[Cell], cell: Cell) -> bool:
+def _other(found: Counter[Cell], cell: Cell) -> date | None:
+    """Return the neighbour of a day that differs, if it differs by as much the other way, and no further day does."""
     day, pair = cell
-    run = [day]
-    for step in (-DAY, DAY):
-        other = day + step
-        while differences[other, pair]:
-            run.append(other)
-            other += step
-    if len(run) != 2:
+    others = [day + step for step in (-DAY, DAY) if found[day + step, pair]]
+    if len(others) != 1 or found[others[0], pair] != -found[cell]:
+        return None
+    beyond = others[0] + (others[0] - day)
+    return None if found[beyond, pair] else others[0]
+
+
+def _is_excused(case: Case, found: Counter[Cell], cell: Cell) -> bool:
+    day, pair = cell
+    other = _other(found, cell)
+    if other is None:
         return False
-    first, second = sorted(run)
-    lacking = -differences[first, pair]
+    first, second = sorted((day, other))
     at_end, at_start = case.near.get((first, pair), (0, 0))[1], case.near.get((second, pair), (0, 0))[0]
-    return lacking == differences[second, pair] and -at_start <= lacking <= at_end
+    return -at_start <= found[second, pair] <= at_end
