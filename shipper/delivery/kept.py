@@ -18,6 +18,7 @@ import httptools
 
 _READ_BYTES: Final = 65_536
 HEAD_MAX_BYTES: Final = 65_536  # of an answer: status line and headers, and what informational ones come before it
+VERSIONS: Final = {"1.0", "1.1"}  # of HTTP; parsers take others, too
 FRAMING: Final = 8  # bytes that may frame a byte of the body: in chunks of one byte, it is six
 
 
@@ -160,6 +161,8 @@ class _Answer:
 
     def on_headers_complete(self) -> None:
         if not self.is_complete:
+            if self._parser.get_http_version() not in VERSIONS:
+                raise NotHttpError("the answer is of another version of HTTP")
             self.status = self._parser.get_status_code()
             self.has_head = True
 

@@ -17,7 +17,7 @@ import httpcore
 import httpx
 
 from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.kept import KeptConnection, Message, NotHttpError, is_kept, told_by
+from shipper.delivery.kept import VERSIONS, KeptConnection, Message, NotHttpError, is_kept, told_by
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import certificate_expiry, is_https, proxy_context, tls_context
@@ -131,6 +131,9 @@ class Line:
         except AttributeError:  # a connection that was just closed has no socket any more, and the library asks for it
             is_opening = self._progress.stage is not Stage.REQUEST
             raise (httpx.ConnectError if is_opening else httpx.ReadError)("the connection was closed") from None
+        version = response.extensions.get("http_version", b"").decode().removeprefix("HTTP/")
+        if version not in VERSIONS:
+            raise httpx.RemoteProtocolError("the answer is of another version of HTTP")
         answer_body = await _read_up_to(response, max_answer_bytes)
         await response.aclose()
         answer_headers = {name.lower(): value for name, value in response.headers.raw}
@@ -138,7 +141,6 @@ class Line:
         if not self._progress.is_reused and stream is not None:
             self.certificate_expires_at = certificate_expiry(told_by(stream, "ssl_object"))
         self._progress.end()
-        version = response.extensions.get("http_version", b"").decode().removeprefix("HTTP/")
         is_last = len(answer_body) >= max_answer_bytes or not is_kept(version, answer_headers)
         if self._keeps and stream is not None and not is_last:
             self._kept = KeptConnection(stream, self._way.read_s)

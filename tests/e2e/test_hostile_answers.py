@@ -43,7 +43,7 @@ ANSWERS: tuple[bytes, ...] = (
     *(b"HTTP/1.1 202 x\r\nContent-Length: %b\r\n\r\n" % length for length in (b"-1", DIGITS, b"1, 2", b"0x2", b"")),
     b"HTTP/1.1 202 x\r\nTransfer-Encoding: chunked\r\n\r\n" + b"f" * 5000 + b"\r\n",
     b"HTTP/1.1 202 x\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n",
-    *(b"HTTP/%b 202 x\r\n\r\n" % version for version in (DIGITS, b"", b"x")),
+    *(b"HTTP/%b 202 x\r\n\r\n" % version for version in (DIGITS, b"", b"x", b"0.0", b"0.9", b"2.0", b"9.9")),
     *(b"\0" * 5000, b"\x16\x03\x01" + bytes(300), b"HTTP/1.1 101 x\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\nx"),
 )
 

@@ -50,14 +50,21 @@ def check_verdict(data: bytes) -> object:
     assert_wait(verdict.retry_after_s)
     verdict.words.encode()
     if verdict.action is Action.ACCEPT:
-        _check_acceptance(answer, is_whole=not (results.rejected or results.retried))
+        check_acceptance(answer, events=EVENTS, is_whole=not (results.rejected or results.retried))
     else:
         assert verdict.reason
         assert verdict.message
     return verdict.action, verdict.reason, len(results.rejected), len(results.retried), min(results.unnamed, 3)
 
 
-def _check_acceptance(answer: Answer, *, is_whole: bool) -> None:
+def check_acceptance(answer: Answer, *, events: int, is_whole: bool) -> None:
+    """
+    An answer that was taken for an acceptance says nothing else, as far as a plain look at it tells.
+
+    Args:
+        events: How many were sent.
+        is_whole: All of them were taken.
+    """
     assert 200 <= answer.status < 300
     text = answer.body.decode("utf-8-sig", "replace").strip(" \t\r\n\ufeff")
     assert answer.content_type != "text/html"
@@ -76,7 +83,7 @@ def _check_acceptance(answer: Answer, *, is_whole: bool) -> None:
         taken, known = (_number(said.get(name)) for name in ("accepted", "duplicates"))
         if "accepted" in said and said.keys() <= {"accepted", "duplicates", "rejected"}:
             is_count = {type(said["accepted"]), type(said.get("duplicates", 0))} <= {int, float}
-            assert not is_count or EVENTS in {taken, taken + known}, "it counts other events"
+            assert not is_count or events in {taken, taken + known}, "it counts other events"
         for name in _SAYS_NO:
             assert not _counts(said.get(name)), f"it names refused events under {name!r}"
 
@@ -164,7 +171,7 @@ def _check_no_token(error: NoTokenError) -> object:
     return error.reason, said.partition("(")[0]
 
 
-_BODIES: Final = (
+BODIES: Final = (
     b"", b"{}", b"[]", b"null", b"OK", b'{"accepted":3,"duplicates":0,"rejected":[]}', b'{"accepted":2,"rejected":1}',
     b'{"rejected":[{"index":1,"EventId":"%b","message":"%b"}]}' % (EVENT_IDS[1].encode(), CANARY.encode()),
     b'{"errors":{"events[3].IP":["%b"],"$.events[1]":["no"]}}' % CANARY.encode(), b'{"failed_records":[0,4]}',
@@ -178,18 +185,26 @@ _BODIES: Final = (
     b'{"statusCode":401,"message":"Access denied due to invalid subscription key."}',
     b'{"error":{"message":"%b"}}' % CANARY.encode(),
 )  # fmt: skip
-_HEADS: Final = (
+HEADS: Final = (
     b"200|application/json||", b"202|application/json||", b"207|application/json||", b"200|text/html||", b"204|||",
     b"400|application/problem+json||", b"401|||", b"403|||", b"413|||", b"422|application/json||", b"500|||", b"302|||",
     b"429|application/json|7|Wed, 21 Oct 2026 12:00:00 GMT", b"503||Wed, 21 Oct 2026 12:00:07 GMT|",
     b"201|text/plain||",
 )  # fmt: skip
-_DATES: Final = (
+DATES: Final = (
     b"Wed, 21 Oct 2026 12:00:00 GMT", b"Wednesday, 21-Oct-26 12:00:07 GMT", b"Wed Oct 21 12:00:07 2026",
     b"-0000", b"+9999", b"99999999999999999999",
     b"21 Oct 2026 12:00 +2500", b"Sun, 06 Nov 0000 00:00:00 GMT", b"Thu, 01 Jan 9999 23:59:60 GMT",
 )  # fmt: skip
-_NAMES: Final = (
+GRANTS: Final = (
+    *(
+        b'{"token_type":"Bearer","expires_in":3600,"access_token":"%b"}' % token
+        for token in (CANARY.encode(), b"a.eyJleHAiOjE3OTAwMDM2MDB9.c", b"a.eyJleHAiOjFlMzAwfQ.c")
+    ),
+    b'{"access_token":"x"}',
+    b'{"expires_in":"60","token_type":"mac","access_token":"x"}',
+)
+NAMES: Final = (
     *("rejected", "errors", "Errors", "failed", "failed_records", "failures", "invalid", "results", "items", "events"),
     *(
         "index",
@@ -223,12 +238,12 @@ TARGETS: Final = (
     Target(
         "answers",
         check_verdict,
-        [head + b"\n" + body for head in _HEADS for body in _BODIES]
+        [head + b"\n" + body for head in HEADS for body in BODIES]
         + [b"%d|application/json||\n%b" % (sample.status, sample.body) for sample in SAMPLES],
         mutator(
-            words=[*_BODIES, *_HEADS, *_DATES, b"\xef\xbb\xbf", CANARY.encode()],
+            words=[*BODIES, *HEADS, *DATES, b"\xef\xbb\xbf", CANARY.encode()],
             values=[*EVENT_IDS, EVENT_IDS[0].upper(), CANARY, 4, 5, 200, 422, 500, 503],
-            names=_NAMES,
+            names=NAMES,
         ),
         share=28,
     ),
@@ -236,22 +251,18 @@ TARGETS: Final = (
         "waits",
         check_wait,
         [
-            *(a + b"\n" + b + b"\n" for a in (*_DATES, b"7", b" 120 ", b"0.5", b"1e9", b"") for b in (*_DATES, b"")),
+            *(a + b"\n" + b + b"\n" for a in (*DATES, b"7", b" 120 ", b"0.5", b"1e9", b"") for b in (*DATES, b"")),
             b"\n\nTry again in 7 seconds.",
             b"\n\nQuota will be replenished in 01:10:05.",
             b"\n\nretry after 5 m",
         ],
-        mutator(words=[*_DATES, b"again in ", b"retry", b"9999:99:99", b"\xd9\xa3", b"h", b"\n", b"nan", b"inf", b"Z"]),
+        mutator(words=[*DATES, b"again in ", b"retry", b"9999:99:99", b"\xd9\xa3", b"h", b"\n", b"nan", b"inf", b"Z"]),
         share=34,
     ),
     Target(
         "tokens",
         check_token,
-        [
-            b'200|application/json||\n{"token_type":"Bearer","expires_in":3600,"access_token":"%b"}' % token
-            for token in (CANARY.encode(), b"a.eyJleHAiOjE3OTAwMDM2MDB9.c", b"a.eyJleHAiOjFlMzAwfQ.c")
-        ]
-        + [b'200|||\n{"access_token":"x"}', b'200|||\n{"expires_in":"60","token_type":"mac","access_token":"x"}']
+        [b"200|application/json||\n" + grant for grant in GRANTS]
         + [
             b'%b|||\n{"error":"%b","error_description":"%b","trace_id":"%b"}'
             % (status, error, CANARY.encode(), EVENT_IDS[0].encode())
@@ -259,7 +270,7 @@ TARGETS: Final = (
             for error in (b"invalid_client", b"invalid_grant", b"slow_down", b"odd_error", b"")
         ],
         mutator(
-            words=[*_DATES, b"|", b"200", b"eyJleHAiOjE3OTAwMDM2MDB9", b"eyJleHAiOi0xfQ", b".", CANARY.encode()],
+            words=[*DATES, b"|", b"200", b"eyJleHAiOjE3OTAwMDM2MDB9", b"eyJleHAiOi0xfQ", b".", CANARY.encode()],
             values=[
                 60,
                 1,

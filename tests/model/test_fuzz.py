@@ -16,6 +16,7 @@ _MOST = 1_000  # of one target
 _NAMES = (
     *("answers", "waits", "tokens", "records", "neighbours", "framing", "rows", "odd-rows", "archives", "bombs"),
     *("settings", "reports", "segments", "snapshot", "database", "requests"),
+    *("conversations", "grants", "fetches", "handshakes"),
 )
 _TIMED = ("slow",)  # which measures time: `make fuzz` alone runs it
 

@@ -1,0 +1,233 @@
+"""A whole shipper that lives in this process over many inputs, and what has to be true of it at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Coroutine
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from unittest.mock import patch
+
+import uvloop
+
+from shipper import Shipper
+from shipper.config import (
+    BatchSettings,
+    DeliverySettings,
+    EndpointSettings,
+    OAuth2Settings,
+    RecordsSettings,
+    Settings,
+    SpoolSettings,
+    StateSettings,
+)
+from shipper.delivery import waits
+from shipper.secrets import LiteralSecret
+from tests.answer_bodies import IDS
+from tests.e2e.driver import State, assert_accounted, read_state
+from tests.fuzz.answers import CANARY
+from tests.unit.test_codec import line
+
+T = TypeVar("T")
+
+RECORDS: Final = [line(EventId=each, ConsumerID=number, Username=CANARY) for number, each in enumerate(IDS, 1)]
+DELIVERY: Final = DeliverySettings(
+    concurrency=1,
+    connect_timeout_seconds=0.1,
+    read_timeout_seconds=0.03,
+    retry_initial_seconds=0.001,
+    retry_max_seconds=0.002,
+    drain_timeout_seconds=0.2,
+)
+_LIMIT_S: Final = 20.0
+_TURN_S: Final = 0.001
+_LIFE: Final = 2_000  # inputs; then another shipper begins with an empty state
+_ASKED_MAX_S: Final = 0.01  # of the hour that a service may ask to wait
+_WARM: Final = 300  # inputs, until the memory in use is what it stays
+_GROWTH_BYTES: Final = 256 << 20
+
+
+class Loop:
+    """
+    An event loop as the commands have it; what fails in it unseen fails the input.
+
+    Attributes:
+        unseen: What no task and nobody else was told of.
+    """
+
+    def __init__(self) -> None:
+        self.unseen: list[str] = []
+        self._loop = uvloop.new_event_loop()
+        self._loop.set_exception_handler(self._note)
+        self._conversation: asyncio.Task[Any]
+        self._inputs = 0
+        self._resident_bytes = 0
+
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.unseen.append(repr(context))
+        self._conversation.cancel()
+
+    def run(self, conversation: Coroutine[Any, Any, T]) -> T:
+        """Run what an input leads to, within limits of time and memory."""
+        self._conversation = self._loop.create_task(asyncio.wait_for(conversation, _LIMIT_S))
+        try:
+            with patch.object(waits, "ASKED_MAX_S", _ASKED_MAX_S):
+                found: T = self._loop.run_until_complete(self._conversation)
+        finally:
+            unseen, self.unseen = self.unseen, []
+            assert not unseen, unseen
+        self._inputs += 1
+        resident_bytes = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        if self._inputs <= _WARM:
+            self._resident_bytes = max(self._resident_bytes, resident_bytes)
+        assert self._inputs <= _WARM or resident_bytes - self._resident_bytes < _GROWTH_BYTES, "memory grows"
+        return found
+
+    def close(self) -> None:
+        self._loop.close()
+
+
+@cache
+def loop() -> Loop:
+    """The event loop of the conversations."""
+    made = Loop()
+    atexit.register(made.close)
+    return made
+
+
+class Living:
+    """
+    A shipper and the block it lives in.
+
+    Args:
+        settings: For a state directory.
+    """
+
+    def __init__(self, settings: Callable[[Path], Settings]) -> None:
+        self._settings = settings
+        self._folder: Path
+        self._block: asyncio.Task[None] | None = None
+        self._ready: asyncio.Event
+        self._ending: asyncio.Event
+        self._inputs = 0
+        self._shipper: Shipper
+        atexit.register(self._forget)
+
+    @property
+    def gate(self) -> Any:
+        return self._middle._gate
+
+    @property
+    def _middle(self) -> Any:
+        assert self._shipper._pipeline is not None
+        return self._shipper._pipeline._middle
+
+    @property
+    def accepted(self) -> int:
+        """How many records were accepted in its life."""
+        return self._shipper.totals.accepted
+
+    @property
+    def refused(self) -> int:
+        return self._shipper.totals.dead_lettered
+
+    async def ship(self) -> None:
+        """Ship three records, and wait until each of them is settled."""
+        await self._live()
+        self._inputs += 1
+        self._unlearn()
+        try:
+            await self._shipper.send_many(RECORDS)
+            while self.accepted + self.refused < self._inputs * len(RECORDS):
+                assert self._block is not None
+                if self._block.done():
+                    await self._block
+                await asyncio.sleep(_TURN_S)
+        except BaseException:
+            await self._abandon()
+            raise
+        totals = self._shipper.totals
+        assert totals.read == totals.accepted + totals.dead_lettered + totals.duplicates + totals.pending
+        assert (totals.read, totals.duplicates, totals.pending) == (self._inputs * len(RECORDS), 0, 0)
+        assert not self.gate.reason, "the good answer did not end the pause"
+
+    def _unlearn(self) -> None:
+        """Forget what the last input has taught about the peer: what it answers in, and how much it takes."""
+        self._middle._shared.working_bytes = math.inf
+        for sender in self._middle._senders:
+            sender._endpoint._line._keeps = True
+
+    async def _live(self) -> None:
+        """Begin, or begin anew with an empty state; then the books of the last life are looked at, on disk."""
+        if self._block is not None and not self._block.done() and self._inputs < _LIFE:
+            return
+        if self._block is not None and not self._block.done():
+            await self.end()
+        self._forget()
+        self._folder = Path(tempfile.mkdtemp(prefix="shipper-fuzz-"))
+        self._ready, self._ending, self._inputs = asyncio.Event(), asyncio.Event(), 0
+        self._block = asyncio.create_task(self._stay())
+        while not self._ready.is_set():
+            if self._block.done():
+                await self._block
+            await asyncio.sleep(_TURN_S)
+
+    async def _stay(self) -> None:
+        async with Shipper(self._settings(self._folder)) as self._shipper:
+            self._ready.set()
+            await self._ending.wait()
+
+    async def end(self) -> None:
+        """End its life; all that it was given is settled, and stands in its state."""
+        assert self._block is not None
+        self._ending.set()
+        await self._block
+        state, summary = read_state(self._folder), self._shipper.summary
+        assert summary is not None
+        assert (summary.read, summary.pending) == (self._inputs * len(RECORDS), 0)
+        assert (state.accepted, state.dead_lettered) == (summary.accepted, summary.dead_lettered)
+        assert_accounted(None, State(), state)
+
+    async def _abandon(self) -> None:
+        """Let the next input have another shipper."""
+        block, self._block = self._block, None
+        if block is not None and not block.done():
+            block.cancel()
+            await asyncio.wait([block], timeout=_LIMIT_S)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _forget(self) -> None:
+        if self._block is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def settings_for(folder: Path, intake: EndpointSettings) -> Settings:
+    """Return settings with which a batch is three records, and no wait is long."""
+    return Settings(
+        intake=intake,
+        records=RecordsSettings(dedupe_window=0, max_future_seconds=10**9),
+        batch=BatchSettings(max_events=len(RECORDS), linger_seconds=0.001),
+        delivery=DELIVERY,
+        state=StateSettings(directory=folder, commit_interval_seconds=0.2),
+        spool=SpoolSettings(fsync="never", segment_bytes=65_536, max_bytes=1 << 24),
+    )
+
+
+def endpoint_at(port: int, *, scheme: str = "http", token_port: int = 0) -> EndpointSettings:
+    """Return an endpoint on loopback; with a port, its tokens come from an endpoint there."""
+    return EndpointSettings(
+        base_url=f"{scheme}://127.0.0.1:{port}",
+        subscription_key=LiteralSecret("a-key"),
+        token=None if token_port else LiteralSecret("a-token"),
+        oauth2=OAuth2Settings(
+            token_url=f"http://127.0.0.1:{token_port}/token", client_id="shipper", client_secret=LiteralSecret(CANARY)
+        )
+        if token_port
+        else None,
+    )

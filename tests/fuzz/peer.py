@@ -1,0 +1,180 @@
+"""
+A peer that answers with whatever bytes an input holds, on a real socket, in the event loop of what talks to it.
+
+An input is a line that says how the connection ends, and the bytes, in pieces of which each is sent by itself. What
+follows a blank line can have its true length, or come in chunks, so that a body that was changed is not just cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import socket
+import struct
+from collections.abc import Callable
+from typing import Final, NamedTuple, cast
+
+from shipper.delivery.verdicts import Answer
+
+BETWEEN: Final = b"\x1e"  # pieces
+LENGTH: Final = b"Content-Length: @\r\n"
+CHUNKED: Final = b"Transfer-Encoding: @\r\n"
+_FLOOD_BYTES: Final = 64 << 20  # twice the most that is read of an answer, and what lies in the sockets
+_PIECE_BYTES: Final = 65_536
+
+
+class Script(NamedTuple):
+    """
+    What is sent, and how it ends: `close`, `reset`, `hold` (nothing more comes), `keep` (the next request is answered),
+    or `flood` (the last piece for ever).
+    """
+
+    pieces: list[bytes]
+    end: bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether another reader of the same bytes comes to the same end of them."""
+        return self.end not in {b"reset", b"flood"}
+
+
+def script_of(data: bytes) -> Script:
+    """Read an input."""
+    end, _, sent = data.partition(b"\n")
+    head, blank, body = sent.partition(b"\r\n\r\n")
+    if LENGTH in head + b"\r\n":
+        length = len(body) - body.count(BETWEEN)
+        head = (head + b"\r\n").replace(LENGTH, b"Content-Length: %d\r\n" % length, 1)[:-2]
+    elif CHUNKED in head + b"\r\n":
+        head = (head + b"\r\n").replace(CHUNKED, b"Transfer-Encoding: chunked\r\n", 1)[:-2]
+        body = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in body.split(BETWEEN) if part) + b"0\r\n\r\n"
+    known = end if end in {b"reset", b"hold", b"keep", b"flood"} else b"close"
+    return Script((head + blank + body).split(BETWEEN), known)
+
+
+Reply = Script | bytes
+
+
+class Peer:
+    """
+    Listens, and plays the reply to each request.
+
+    Args:
+        reply: Called with each request, its head and body; and with what comes first if that is no HTTP.
+    Attributes:
+        is_plain: What comes need not be HTTP to be answered.
+    """
+
+    def __init__(self, reply: Callable[[bytes], Reply], *, is_plain: bool = False) -> None:
+        self.reply = reply
+        self.is_plain = is_plain
+        self.port = 0
+        self._server: asyncio.Server  # lives as long as this refers to it
+        self.connections = 0
+
+    async def listen(self) -> None:
+        """Begin, unless that was done."""
+        if self.port:
+            return
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._received = b""
+        self._transport: asyncio.Transport
+        self._is_writable = asyncio.Event()
+        self._playing: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._is_writable.set()
+        self._peer.connections += 1
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_writable.set()
+        if self._playing is not None:
+            self._playing.cancel()
+
+    def pause_writing(self) -> None:
+        self._is_writable.clear()
+
+    def resume_writing(self) -> None:
+        self._is_writable.set()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        request = self._received if self._peer.is_plain else _whole_request(self._received)
+        if not request or self._playing is not None:
+            return
+        self._received = self._received[len(request) :]
+        reply = self._peer.reply(request)
+        if isinstance(reply, bytes):
+            self._transport.write(reply)
+        else:
+            self._playing = asyncio.get_running_loop().create_task(self._play(reply))
+
+    async def _play(self, script: Script) -> None:
+        for number, piece in enumerate(script.pieces):
+            if number:
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # the reader has had its turn
+            self._transport.write(piece)
+        if script.end == b"flood":
+            await self._flood(script.pieces[-1] or b"\n")
+        if script.end == b"reset":
+            connection: socket.socket = self._transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._transport.abort()
+        elif script.end == b"keep":
+            self._playing = None
+        elif script.end != b"hold":
+            self._transport.close()
+
+    async def _flood(self, piece: bytes) -> None:
+        block = piece * (_PIECE_BYTES // len(piece) + 1)
+        for _ in range(_FLOOD_BYTES // len(block)):
+            await self._is_writable.wait()
+            if self._transport.is_closing():
+                return
+            self._transport.write(block)
+            await asyncio.sleep(0)
+        raise AssertionError("an answer without end is read without end")
+
+
+def _whole_request(received: bytes) -> bytes:
+    head, blank, body = received.partition(b"\r\n\r\n")
+    if not blank:
+        return b""
+    lengths = [line[15:] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    length = int(lengths[0]) if lengths else 0
+    return head + blank + body[:length] if len(body) >= length else b""
+
+
+class _Bytes(io.BytesIO):
+    def makefile(self, *_: object) -> io.BytesIO:
+        return self
+
+    def close(self) -> None:
+        """Stay open, as an answer may follow that only came in between."""
+
+
+def read_by_another(script: Script, method: str) -> Answer:
+    """
+    Read what was sent as the standard library does, which is another reader than ours.
+
+    Raises:
+        HTTPException, ValueError: It cannot.
+    """
+    source = _Bytes(b"".join(script.pieces))
+    while True:
+        response = http.client.HTTPResponse(source, method=method)  # type: ignore[arg-type]
+        response.begin()
+        if response.status == 101 or response.status >= 200:
+            break
+    content_type = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
+    return Answer(response.status, content_type, response.getheader("Retry-After") or "", response.read())
