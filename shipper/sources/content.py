@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol, cast
 
 from shipper.errors import SourceError
+from shipper.telemetry.work import step
 
 Compression = Literal["", "gzip", "zstd", "bzip2", "xz"]
 
@@ -21,6 +23,7 @@ _KEPT_BYTES: Final = 1024  # kept before the offset that was asked for last: a r
 _STEP_BYTES: Final = 1 << 20  # decompressed at a time, whatever the archive says
 _READ_BYTES_MIN: Final = 1 << 12  # the first read of a member: a log may be flushed as very many small members
 _READ_BYTES_MAX: Final = 1 << 18
+_COST_BYTES: Final = 1 << 14  # decompressed at the cost of one step more
 _MEMORY_LOG_MAX: Final = 27  # 128 MiB of window; what `zstd --long` and `xz -9` write needs no more
 
 _MAGICS: Final[dict[bytes, Compression]] = {
@@ -34,6 +37,10 @@ _MAGICS: Final[dict[bytes, Compression]] = {
     },
     b"\xfd7zXZ\0": "xz",
 }
+
+
+class UnfinishedError(Exception):
+    """A turn has ended before its work, which goes on in the next turn."""
 
 
 def begins_like_archive(head: bytes) -> bool:
@@ -61,10 +68,12 @@ class Content(Protocol):
     Attributes:
         compression: Empty = the file is read as it is.
         descriptor: The open file.
+        steps_left: Of decompression, in this turn; infinite = as many as it takes.
     """
 
     compression: Compression
     descriptor: int
+    steps_left: float
 
     def pread(self, length: int, offset: int) -> bytes:
         """
@@ -72,6 +81,7 @@ class Content(Protocol):
 
         Raises:
             SourceError: The archive is broken, and none of the bytes from `offset` on could be read.
+            UnfinishedError: There are no more steps in this turn; the same call goes on in the next one.
         """
 
     def size(self) -> int:
@@ -98,6 +108,7 @@ class Plain:
     """
 
     compression: Compression = ""
+    steps_left = math.inf
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -218,6 +229,7 @@ class Archive:
         self._broken_end = -1  # of the content, once it was found to be broken; stays so when it is read again
         self._why_broken = ""
         self.compression = compression
+        self.steps_left = math.inf
         self._rewind()
 
     def __repr__(self) -> str:
@@ -297,9 +309,16 @@ class Archive:
                     self._head += piece[: _HEAD_BYTES - len(self._head)]
                 if self._end <= offset - _KEPT_BYTES:
                     pieces.clear()
+                self._note_step(len(piece))
         finally:
             self._window = b"".join(pieces)
             self._start = self._end - len(self._window)
+
+    def _note_step(self, length: int) -> None:
+        step()
+        self.steps_left -= 1 + length // _COST_BYTES
+        if self.steps_left <= 0:
+            raise UnfinishedError
 
     def _step(self, limit: int) -> bytes | None:
         """Decompress up to `limit` bytes; none if they need more input, None if there is no more as of now."""

@@ -97,7 +97,7 @@ class FilesOnce:
         """Send the chunks of all files, one file after the other."""
         await run_sync(self._identify)
         try:
-            while chunks := await run_sync(self._read_some):
+            while (chunks := await run_sync(self._read_some)) is not None:
                 for chunk in chunks:
                     await chunks_tx.send(chunk)
         finally:
@@ -165,8 +165,10 @@ class FilesOnce:
         with suppress(StateError):  # the next run sees that they are gone
             note_gone(self._register, put_away, self._wall_time())
 
-    def _read_some(self) -> list[Chunk]:
-        """Read on, into the next files if one gives little; empty at the end of all."""
+    def _read_some(self) -> list[Chunk] | None:
+        """Read on, into the next files if one gives little; None at the end of all."""
+        if self._reader is None and not self._waiting:
+            return None
         chunks: list[Chunk] = []
         read_bytes = 0
         while read_bytes < READ_TOGETHER_BYTES and (self._reader is not None or self._waiting):
@@ -176,6 +178,8 @@ class FilesOnce:
             if chunk is not None:
                 chunks.append(chunk)
                 read_bytes += max(1, len(chunk.data))
+            elif self._reader is not None:
+                break  # its turn has ended, and a stop may wait for that
         return chunks
 
     def _open(self, path: Path) -> bool:
@@ -207,7 +211,9 @@ class FilesOnce:
         assert reader is not None
         try:
             with self._book.reading(reader):
-                chunk = reader.read(is_final=True)
+                chunk = reader.read(is_final=True, is_in_turns=True)
+            if reader.is_unfinished:
+                return None
             if chunk is not None:
                 if not reader.content.compression:
                     self.done_bytes += chunk.end_offset - chunk.start_offset

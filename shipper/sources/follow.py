@@ -363,7 +363,9 @@ class Follower:
 
     def _is_copy(self, original: Stream | None, file: OpenFile) -> bool | None:
         """Let go of a file that nobody has named if its original is in its place and holds all of it; None = later."""
-        is_copy = original is not None and self._book.holds_all_of(original, file.reader.content)
+        compared_before = sum(file.compared.values())
+        is_copy = original is not None and self._book.holds_all_of(original, file.reader.content, file.compared)
+        self.is_crowded |= sum(file.compared.values()) > compared_before  # the rest comes at the next look, soon
         if original is None or not is_copy:
             return is_copy
         reader = self._book.decide(file.reader, may_wait=False)

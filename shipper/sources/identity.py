@@ -27,8 +27,18 @@ from shipper.records import Head, Stream, digest, shown
 from shipper.sources.content import Content, open_content
 from shipper.sources.discovery import Aside, nothing_aside
 from shipper.sources.generations import is_generation_of, looks_like_generation
-from shipper.sources.reader import HEAD_BYTES, NDJSON, READ_BYTES, InputForm, StreamReader, begins_alike, likeness
-from shipper.telemetry.work import Piece, at_work
+from shipper.sources.reader import (
+    HEAD_BYTES,
+    NDJSON,
+    READ_BYTES,
+    TURN_BYTES,
+    InputForm,
+    StreamReader,
+    begins_alike,
+    first_bytes,
+    likeness,
+)
+from shipper.telemetry.work import Piece, at_work, step
 
 log = structlog.get_logger("sources")
 
@@ -341,12 +351,14 @@ class StreamBook:
         os.close(descriptor)
         return None
 
-    def holds_all_of(self, stream: Stream, copy: Content) -> bool | None:
+    def holds_all_of(self, stream: Stream, copy: Content, compared: dict[int, int]) -> bool | None:
         """
         Return whether a stream that is in its place begins with all that another file holds, and has it settled.
 
+        Args:
+            compared: By stream, how many bytes of the copy were found to be the same; brought up to date.
         Returns:
-            None if that is too early to tell, as it is not settled yet.
+            None if that is too early to tell: it is not settled yet, or only a part has been compared.
         Raises:
             SourceError: One of them cannot be read.
         """
@@ -355,11 +367,14 @@ class StreamBook:
                 return False
             if not copy.compression and stream.checkpoint < copy.size() <= original.size():
                 return None
-            offset = 0
+            offset = begun = compared.get(stream.stream_id, 0)
             while data := copy.pread(READ_BYTES, offset):
                 if original.pread(len(data), offset) != data:
                     return False
-                offset += len(data)
+                step()
+                offset = compared[stream.stream_id] = offset + len(data)
+                if offset - begun >= TURN_BYTES:
+                    return None
             return offset <= stream.checkpoint or None if copy.is_ended() else False
 
     def known_paths(self) -> list[str]:
@@ -383,7 +398,7 @@ class StreamBook:
         """Look at the first bytes of an archive, before it is read up to a checkpoint: there is no cheap way back."""
         if not content.compression:
             return None
-        head = content.pread(READ_BYTES, 0)
+        head = first_bytes(content, READ_BYTES)
         return self._form.framing_of(head, is_whole=len(head) == READ_BYTES)  # another member may follow
 
     def _reader(self, content: Content, stream: Stream, path: Path, framing: Framing | None = None) -> StreamReader:
@@ -435,7 +450,7 @@ class StreamBook:
 
     def _moved(self, content: Content, *, may_wait: bool) -> Stream | None:
         """Find the lost stream whose bytes these are."""
-        if may_wait and len(content.pread(HEAD_BYTES, 0)) < HEAD_BYTES and not content.is_ended():
+        if may_wait and len(first_bytes(content, HEAD_BYTES)) < HEAD_BYTES and not content.is_ended():
             raise UndecidedError(None, is_shorter=True)  # an archive that is being written
         header_bytes = self._header_bytes(content)
         candidates = _alike(content, self._lost_by_head, header_bytes)
@@ -453,7 +468,7 @@ class StreamBook:
         return None
 
     def _header_bytes(self, content: Content) -> int:
-        framing = self._form.framing_of(content.pread(HEAD_BYTES, 0), is_whole=True)
+        framing = self._form.framing_of(first_bytes(content, HEAD_BYTES), is_whole=True)
         return len(framing.header) if isinstance(framing, CsvRows) else 0
 
     def _begin(self, content: Content, path: Path) -> Stream:
@@ -553,7 +568,7 @@ def _place_of(status: os.stat_result) -> Place:
 def _alike(content: Content, by_head: dict[Head, list[Stream]], header_bytes: int) -> list[Stream]:
     """Find the streams that begin as a file does; blanks, NULs and a header of CSV alone are no evidence."""
     lengths = {length for length, _ in by_head}
-    head = content.pread(HEAD_BYTES, 0) if lengths else b""
+    head = first_bytes(content, HEAD_BYTES) if lengths else b""
     found = []
     for length in sorted(lengths, reverse=True):
         is_header = length <= header_bytes and length < HEAD_BYTES

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import structlog
@@ -46,6 +46,7 @@ class OpenFile:
         noted_size: What was remembered of its size.
         unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
         is_to_note: Whether up to when it is settled has to be remembered, too.
+        compared: As for `StreamBook.holds_all_of`.
         trouble: Why the last attempt to read it failed, in words.
     """
 
@@ -60,6 +61,7 @@ class OpenFile:
     noted_size: int = 0
     unchanged_at: float | None = None
     is_to_note: bool = False
+    compared: dict[int, int] = field(default_factory=dict)
     trouble: str = ""
 
     def note_unchanged(self) -> None:
@@ -263,9 +265,11 @@ class OpenFiles:
         file.ending = self._ending(file, now)
         reader = file.reader
         reader.note_size(status, wall_time)
-        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open")
+        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open", is_in_turns=True)
         file.trouble = ""
-        if chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
+        if reader.is_unfinished:
+            self.wake(file)
+        elif chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
             ended_before = reader.stream.ended_ns
             reader.note_end(status, wall_time)
             # The end may be found long after the last checkpoint was saved: of an archive, or before NULs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -19,13 +20,23 @@ from shipper.framing import (
     sniff,
 )
 from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
-from shipper.sources.content import Content, begins_like_archive, compression_of, data_from, open_content
+from shipper.sources.content import (
+    Content,
+    UnfinishedError,
+    begins_like_archive,
+    compression_of,
+    data_from,
+    open_content,
+)
+from shipper.telemetry.work import step
 
 if TYPE_CHECKING:
     from shipper.config import Settings
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
+TURN_BYTES: Final = 1 << 24  # that are searched for the end of a line, or of NULs, before it is another file's turn
+TURN_STEPS: Final = 4096  # of decompression
 
 
 class InputForm(NamedTuple):
@@ -89,6 +100,17 @@ def likeness(content: Content, known: Stream) -> Likeness:
     return "same" if not marker or digest(marker) == marker_digest else "other"
 
 
+def first_bytes(content: Content, length: int) -> bytes:
+    """Read the first bytes; none if an archive has them behind very many members in which there is nothing."""
+    left, content.steps_left = content.steps_left, TURN_STEPS
+    try:
+        return content.pread(length, 0)
+    except UnfinishedError:
+        return b""
+    finally:
+        content.steps_left = left
+
+
 def begins_alike(content: Content, known: Stream) -> bool:
     """Tell whether a file begins as a stream does, as far as that was seen; it may be another one all the same."""
     head = content.pread(known.head.length, 0)
@@ -108,6 +130,9 @@ class StreamReader:
         form: How its records lie in it.
         framing: What `form` said of its first bytes, if it was asked already.
         max_record_bytes: The longest line that has to be read as a whole; of a longer one only the end is looked for.
+
+    Attributes:
+        is_unfinished: The last read has ended with its turn; there may be more.
     """
 
     def __init__(
@@ -131,6 +156,9 @@ class StreamReader:
         self._nuls = (-1, 0, 0)  # the read that found them, and where there was nothing else
         self._data_at = 0  # where there is something else
         self._scanned = 0  # how far a line that is too long has been searched for its end
+        self._searched = (-1, 0, 0)  # as `_nuls`, of a search whose turn has ended before it
+        self._turn_bytes = math.inf
+        self.is_unfinished = False
         self.stream = stream
         self.path = path
         self.offset = max(stream.checkpoint, stream.read_offset)
@@ -182,9 +210,11 @@ class StreamReader:
         """
         end = self.content.size()
         while data := self.content.pread(READ_BYTES, end):
+            step()
             end += len(data)
         while end and not self.content.compression:
             start = max(0, end - READ_BYTES)
+            step()
             data = self.content.pread(end - start, start).rstrip(b"\0")
             end = start + len(data)
             if data:
@@ -198,7 +228,7 @@ class StreamReader:
         self.stream.move_checkpoint(self.offset, self._tail)
         return self._tail
 
-    def read(self, *, is_final: bool, is_quiet: bool = False) -> Chunk | None:
+    def read(self, *, is_final: bool, is_quiet: bool = False, is_in_turns: bool = False) -> Chunk | None:
         """
         Read the next whole lines.
 
@@ -210,12 +240,25 @@ class StreamReader:
                 of an archive that is cut short.
             is_quiet: Nothing was appended to an archive for long. The end of a member may be that of a flush, in the
                 middle of a line; so it ends the last line only if that is a whole object.
+            is_in_turns: Read and search no more than a few MiB, and see `is_unfinished` if there is no chunk.
         Returns:
             At most 1 MiB, or one line that is longer; None if there is no whole line yet.
         Raises:
             SourceError: The input has another format, a record that is no line is too long, or an archive is broken or
                 ends too early.
         """
+        self.is_unfinished = False
+        self._turn_bytes = TURN_BYTES if is_in_turns else math.inf
+        self.content.steps_left = TURN_STEPS if is_in_turns else math.inf
+        try:
+            return self._read_whole(is_final=is_final, is_quiet=is_quiet)
+        except UnfinishedError:
+            self.is_unfinished = True
+            return None
+        finally:
+            self.content.steps_left = math.inf
+
+    def _read_whole(self, *, is_final: bool, is_quiet: bool) -> Chunk | None:
         chunk = self._read(is_final=is_final or (is_quiet and self._ends_with_object()))
         if chunk is None and not self.content.is_ended():
             self.content.pread(1, self.content.size())  # raises if it is broken there
@@ -227,6 +270,8 @@ class StreamReader:
         return chunk
 
     def _ends_with_object(self) -> bool:
+        if self._scanned:
+            return False  # it is longer than that; and an archive would be read from its beginning again
         data = self.content.pread(READ_BYTES, self.offset)
         is_end = len(data) < READ_BYTES and self.content.is_ended()
         return is_end and is_object(data[data.rfind(b"\n") + 1 :])
@@ -255,14 +300,24 @@ class StreamReader:
         at = nuls_end
         if seen_from <= nuls_from <= seen_end and (offset, nuls_from) != (seen_offset, seen_from):
             at = max(at, seen_end)
+        if (offset, nuls_from) == self._searched[:2]:
+            at = max(at, self._searched[2])
         while data := self.content.pread(READ_BYTES, at := data_from(self.content.descriptor, at)):
             nuls = len(data) - len(data.lstrip(b"\0"))
             at += nuls
             if nuls < len(data):
                 self._data_at = at
                 return True
-        self._nuls = offset, nuls_from, at
+            self._searched = offset, nuls_from, at
+            self._note_searched(len(data))
+        self._nuls, self._searched = (offset, nuls_from, at), (-1, 0, 0)
         return False
+
+    def _note_searched(self, length: int) -> None:
+        step()
+        self._turn_bytes -= length
+        if self._turn_bytes <= 0:
+            raise UnfinishedError
 
     def _read(self, *, is_final: bool) -> Chunk | None:
         if not self._is_framed:
@@ -338,7 +393,9 @@ class StreamReader:
             newline = data.find(b"\n")
             if newline >= 0:
                 return self._advance(b"", at + newline + 1)
-            at += len(data)
+            at = self._scanned = at + len(data)
+            self._tail = self._last_bytes_seen()
+            self._note_searched(len(data))
         if is_final and self.content.is_ended():
             return self._advance(b"", at)
         self._scanned = at
@@ -362,6 +419,6 @@ class StreamReader:
     def note_head(self) -> None:
         """Remember how it begins, as far as it was read or ends with a line: a copy may be made before it is read."""
         if self.stream.head.length < HEAD_BYTES:
-            head = self.content.pread(HEAD_BYTES, 0).rstrip(b"\0")  # which may still be written over
+            head = first_bytes(self.content, HEAD_BYTES).rstrip(b"\0")  # which may still be written over
             end = len(head) if len(head) == HEAD_BYTES else max(self.offset, head.rfind(b"\n") + 1)
             self.stream.head = Head(min(len(head), end), digest(head[:end]))

@@ -63,6 +63,12 @@ def at_work(piece: Piece) -> Iterator[Piece]:
             note(piece, False)
 
 
+def step() -> None:
+    """Take note that what this thread is at work on has come further."""
+    if (piece := _pieces.get(get_ident())) is not None:
+        piece.steps += 1
+
+
 def pieces() -> dict[int, Piece]:
     """Return what threads are at work on now."""
     return _pieces.copy()
