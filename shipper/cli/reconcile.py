@@ -17,6 +17,7 @@ import typer
 
 from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
+from shipper.cli.report.checking import check
 from shipper.cli.report.gathering import gather, tell_failures
 from shipper.cli.report.options import (
     AccountArgument,
@@ -109,7 +110,7 @@ def reconcile(
     from shipper.report.fetching import parts_of
     from shipper.report.ranges import DateRange
     from shipper.report.reconcile import reconcile as compare
-    from shipper.report.reconcile_words import headlines
+    from shipper.report.reconcile_words import findings, headlines
 
     wanted = DateRange(start.date(), end.date())
     parts = parts_of([account], *wanted, split)
@@ -156,7 +157,7 @@ def reconcile(
     check_partial(target, is_partial=not found.is_complete, is_allowed=allow_partial)
     write(_rendered(form, found, notes, target, shows_all=everything), target, form=form)
     if form == "csv" or target is not None:
-        say("\n".join(headlines(found)))
+        say("\n".join([*headlines(found), *(f"note: {said}" for said in findings(found))]))
     code = _EXIT_CODES[found.verdict]
     raise typer.Exit(_ALARM if found.is_alarmed and code in {0, _EXIT_CODES["not yet judged"]} else code)
 
@@ -249,14 +250,15 @@ def _history(settings: Settings) -> Iterator[History | None]:
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
     """Keep a report, and read what was fetched before for the same days, once they were over."""
     from shipper.errors import ReportError
-    from shipper.report.checks import check_period
+    from shipper.report.checks import TOLERANCE, check_period
     from shipper.report.document import read_report
     from shipper.report.reconcile_rows import Period
 
     for finding in check_period(fetched.report, part.days):
         raise ReportError(f"{part}: {finding.message}")
+    findings = [each for each in check(part, fetched, TOLERANCE).findings if each.severity != "info"]
     if history is None:
-        return Period(part.days, fetched.report)
+        return Period(part.days, fetched.report, findings=findings)
     assert fetched.fetched_at is not None, "it came from the service"
     added = history.add(part.account, *part.days, fetched.body, fetched.fetched_at)
     over = datetime.combine(part.days.end, datetime.max.time(), UTC).timestamp()
@@ -266,7 +268,7 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
         if each.number != added.version.number and each.last_fetched_at > over
     ]
     earlier = [read_report(history.body(each), account_id=part.account).report for each in others]
-    return Period(part.days, fetched.report, earlier)
+    return Period(part.days, fetched.report, earlier, findings)
 
 
 def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:

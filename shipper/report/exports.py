@@ -189,9 +189,9 @@ def _write_sheet(workbook: Any, table: FlatTable, notice: str) -> None:
         for line, value in enumerate(cells, start=top + 1):
             is_rounded = column in rounded and _is_rounded(value)
             if is_rounded and _is_figure(column):
-                note = f"A spreadsheet keeps 15 digits. Exactly: {value:f}, as in the column {_exact(column).name}."
-                sheet.write_comment(line, index, note, {"x_scale": 2})
-            shown = str(value) if is_rounded and not _is_figure(column) else value
+                text = f"Exactly: {_as_text(value)}, as in the column {_exact(column).name}."
+                sheet.write_comment(line, index, f"A spreadsheet keeps 15 digits. {text}", {"x_scale": 2})
+            shown = _as_text(value) if is_rounded and not _is_figure(column) else value
             if _write_cell(sheet, line, index, shown, format_of) != 0:
                 raise _no_place(column, "a sheet of a workbook")
     sheet.freeze_panes(top + 1, 0)
@@ -209,7 +209,7 @@ def _exact(column: Column) -> Column:
 
 
 def _as_text(value: Value) -> str | None:
-    return None if value is None else f"{value:f}"
+    return None if value is None else f"{Decimal(value):f}"
 
 
 def _is_rounded(value: Value) -> bool:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import asdict
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -136,6 +137,11 @@ def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: boo
         "contested": found.contested,
         "day_boundary": found.zone and found.zone._asdict(),
         "of_other_accounts": elsewhere,
+        "findings": [
+            {"start": period.days.start, "end": period.days.end, **asdict(finding)}
+            for period in found.periods
+            for finding in period.findings
+        ],
         "notes": [*remarks(found, shows_elsewhere=shows_elsewhere), *notes],
         "rows": [dict(zip(names, row[1:], strict=False)) for row in _compared(found)],
     }

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from shipper import wire
 from shipper.report.days import Days
+from shipper.report.findings import Finding
 from shipper.report.metrics import difference
 from shipper.report.ranges import DateRange
 
@@ -50,11 +51,13 @@ class Period(NamedTuple):
     Attributes:
         earlier: Versions that were fetched before, after the end of the period, and are not the same; the latest at the
             end.
+        findings: What is wrong in the report, apart from its registrations.
     """
 
     days: DateRange
     report: wire.DailyReport
     earlier: Sequence[wire.DailyReport] = ()
+    findings: Sequence[Finding] = ()
 
 
 class Hole(NamedTuple):

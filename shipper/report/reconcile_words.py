@@ -217,7 +217,18 @@ def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
     if others:
         how = "" if shows_elsewhere else "; --all lists them"
         said.append(f"{others:,} accepted records are of other accounts{how}.")
-    return said
+    return [*said, *findings(found)]
+
+
+def findings(found: Reconciliation) -> Iterator[str]:
+    """Say what is wrong in the reports; of each check once, with the first period of which it is true."""
+    told: dict[str, list[str]] = {}
+    for period in found.periods:
+        for finding in period.findings:
+            where = f" {finding.where}:" if finding.where else ""
+            told.setdefault(finding.check, []).append(clean(f"{period.days}:{where} {finding.message}"))
+    for said in told.values():
+        yield said[0] + (f" (and {len(said) - 1:,} more)" if len(said) > 1 else "")
 
 
 def said_elsewhere(each: Elsewhere) -> str:

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
 from shipper import wire
 from shipper.report.history import History
@@ -23,7 +25,7 @@ from tests.e2e.driver import Result, Shipper, changed
 from tests.e2e.fake_service import FakeService
 from tests.in_process import run
 from tests.older_state import BACK_TO_9
-from tests.report_documents import brand, entry, pair, report
+from tests.report_documents import NOTHING_EARNED, brand, entry, pair, report
 from tests.report_service import Asked, ReportService, ok, refusal
 
 DAYS = ("2025-10-04", "2025-10-06")
@@ -37,12 +39,14 @@ class Books:
     Attributes:
         figures: Registrations by day, and then by brand and marketing source; `(result, adjustment)` or the result.
         refuses: Days of which there is no report.
+        changes: What else becomes of a report.
     """
 
     def __init__(self, shipper: Shipper, fake: FakeService, service: ReportService) -> None:
         self.shipper = shipper
         self.figures: dict[str, dict[tuple[int, int], Any]] = {day: {} for day in days_of(*DAYS)}
         self.refuses: set[str] = set()
+        self.changes: Callable[[wire.DailyReport], wire.DailyReport] = lambda made: made
         self.states: Callable[[Asked], tuple[str, str]] = lambda asked: (str(asked.start), str(asked.end))
         shipper.target = fake.target
         service.rule = self._answer
@@ -104,9 +108,11 @@ class Books:
         found: dict[int, list[wire.MarketingSource]] = {}
         for place, figure in sorted(added(self.figures.get(day, {}) for day in wanted).items()):
             entries = found.setdefault(place[0], [])
-            entries.append(entry(place[1], conversions=wire.Conversions(registrations=figure)))
+            entries.append(entry(place[1], conversions=wire.Conversions(registrations=figure), **NOTHING_EARNED))
         brands = [brand(*entries, number=number) for number, entries in found.items()]
-        return ok(wire.encode_report(report(*brands, account=asked.account, start=start, end=end)))
+        made = report(*brands, account=asked.account, start=start, end=end)
+        made = self.changes(replace(made, outgoing_balance=made.opening_balance))
+        return ok(wire.encode_report(made))
 
 
 def added(figures: Iterable[Mapping[tuple[int, int], Any]]) -> dict[tuple[int, int], wire.AmountPair]:
@@ -384,3 +390,45 @@ def test_explained_is_not_said_of_what_is_young(books: Books):
     code, found = books.judged(days=(str(yesterday), str(yesterday)))
     assert (code, found["verdict"], found["is_alarmed"]) == (4, "not yet judged", False)
     assert "adjust" not in found["rows"][0]["explanation"]
+
+
+# What is wrong in the reports
+
+
+def test_a_source_that_is_listed_with_figures_and_without_is_counted_once_and_told(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.report("2025-10-04", a=30)
+    bare = wire.MarketingSource(id=A, reporting_currency="Euro")
+    books.changes = lambda made: replace(
+        made, brands=[replace(each, marketing_sources=[bare, *each.marketing_sources]) for each in made.brands]
+    )
+    code, found = books.judged()
+    assert (code, found["verdict"], found["totals"]["reported"]) == (0, "agree", 30)
+    (finding,) = found["findings"]
+    assert (finding["start"], finding["check"]) == ("2025-10-04", "sources_are_listed_once")
+    assert finding["where"] == f"brands[id=11].marketingSources[id={A}]"
+    assert "it is listed more than once" in " ".join(books.reconcile(form="table").stdout.split())
+
+
+def test_a_balance_that_does_not_follow_stands_in_every_form_and_is_no_part_of_the_verdict(books: Books):
+    books.accept(30, "2025-10-04T12", A)
+    books.report("2025-10-04", a=30)
+    assert books.judged()[1]["findings"] == []
+    books.changes = lambda made: replace(made, outgoing_balance=Decimal("18.5900"))
+    code, found = books.judged()
+    assert (code, found["verdict"]) == (0, "agree")
+    assert [(each["start"], each["severity"], each["residual"]) for each in found["findings"]] == [
+        (day, "warning", 8.59) for day in days_of(*DAYS)
+    ]
+    words = "does not hold by 8.5900 (and 2 more)"
+    path = books.shipper.folder / "october.xlsx"
+    csv_form = books.reconcile(form="csv")
+    assert words not in csv_form.stdout
+    assert words in " ".join(csv_form.stderr.split())
+    assert words in " ".join(books.reconcile(form="table").stdout.split())
+    assert words in books.reconcile(form="html").stdout
+    assert words in " ".join(found["notes"])
+    books.reconcile("--output", str(path), form="xlsx")
+    openpyxl = pytest.importorskip("openpyxl")
+    facts = openpyxl.load_workbook(path)["verdict"].iter_rows(values_only=True)
+    assert any(words in str(value) for _, value in facts)
