@@ -29,7 +29,7 @@ _SNIFFED_BYTES: Final = 65_536
 _HEAD_BYTES_MAX: Final = 1024
 _KNOWN_COLUMNS_MIN: Final = 2  # a header has more; a line of something else that is cut at commas has none
 # No possessive group around alternatives: the first releases of Python 3.11 match those wrongly (cpython#106052).
-_QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"(?!")'
+_QUOTED: Final = rb'"[^"]*(?:""[^"]*)*"'
 _STRING: Final = rb'"[^"\\]*(?:\\.[^"\\]*)*"'
 _QUOTED_BYTES_MAX: Final = 262_144  # a quote that is not closed within so much is a fault of one line
 _CUT: Final = re.compile(CUT_MARK + rb"(\d{0,18})(?=\n|\Z)")
@@ -131,9 +131,11 @@ class CsvRows:
             self.names = []  # so that no row has as many values
         self.repeated = _repeated(self.names)
         mark = re.escape(self._mark)
-        value = rb'(?:%b|(?!")[^%b\n]*)' % (_QUOTED, mark)
+        value = rb'(?:%b|(?!")[^%b\n]*)'
+        whole, begun = value % (_QUOTED, mark), value % (_QUOTED + rb'(?!")', mark)
+        self._row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|\Z)" % (whole, mark, whole))
         # The group is missing if the values end with something that does not end a row.
-        self._row = re.compile(rb"%b(?:%b%b)*(\r?(?:\n|\Z))?" % (value, mark, value))
+        self._begun = re.compile(rb"%b(?:%b%b)*(\r?(?:\n|\Z))?" % (begun, mark, begun))
 
     def __repr__(self) -> str:
         return f"<CsvRows {len(self.names)} columns>"
@@ -160,22 +162,26 @@ class CsvRows:
 
         What is no row by the rules is a line, so that the rows behind it are found again. A row that fails has had each
         newline up to its fault within quotes. Another one that comes to such a newline within quotes fails at the same
-        fault, so it is matched against its first line alone: the bytes up to a fault are looked at twice, not once for
-        each of their lines.
+        fault, so it is matched against its first line alone: the bytes up to a fault are looked at a fixed number of
+        times, not once for each of their lines.
         """
         fault, is_open = start, False
         while start < len(data):
-            end = line_end = data.find(b"\n", start) + 1 or len(data)
-            is_known = line_end <= fault
-            row = self._row.match(data, start, line_end if is_known else len(data))
-            if row is not None and row.lastindex:
+            row = self._row.match(data, start) if start >= fault else None
+            if row is not None:
                 end = row.end()
             else:
-                opens = row is None or data.startswith(self._mark, row.end())
-                if not is_known:
-                    fault, is_open = len(data) if row is None or opens else row.end(), opens
-                if opens and is_open and not is_final and len(data) - start < _QUOTED_BYTES_MAX:
-                    return  # the quote may be closed by what follows
+                end = line_end = data.find(b"\n", start) + 1 or len(data)
+                is_known = line_end <= fault
+                row = self._begun.match(data, start, line_end if is_known else len(data))
+                if row is not None and row.lastindex:
+                    end = row.end()
+                else:
+                    opens = row is None or data.startswith(self._mark, row.end())
+                    if not is_known:
+                        fault, is_open = len(data) if row is None or opens else row.end(), opens
+                    if opens and is_open and not is_final and len(data) - start < _QUOTED_BYTES_MAX:
+                        return  # the quote may be closed by what follows
             is_ended = data.endswith(b"\n", start, end)
             if not is_ended and not is_final:
                 return

@@ -65,11 +65,23 @@ def counting(monkeypatch: pytest.MonkeyPatch, module: ModuleType, *names: str) -
     return patterns
 
 
-def rows_that_count() -> tuple[CsvRows, CountingPattern]:
-    rows = CsvRows(b"a,b,c\n", ",")
-    counted = CountingPattern(rows._row)
-    rows._row = counted  # type: ignore[assignment]
-    return rows, counted
+class CountingRows(CountingPattern):
+    """The pattern of whole rows, which looks as far as the other one, of the same values, finds any."""
+
+    def __init__(self, pattern: re.Pattern[bytes], begun: re.Pattern[bytes]) -> None:
+        super().__init__(pattern)
+        self._begun = begun
+
+    def match(self, data: bytes, start: int = 0, end: int = sys.maxsize) -> re.Match[bytes] | None:
+        found = self._pattern.match(data, start, end)
+        self._counted(found or self._begun.match(data, start, end), data, start, end)
+        return found
+
+
+def rows_that_count() -> tuple[CsvRows, CountingPattern, CountingPattern]:
+    rows: Any = CsvRows(b"a,b,c\n", ",")
+    rows._row, rows._begun = CountingRows(rows._row, rows._begun), CountingPattern(rows._begun)
+    return rows, rows._row, rows._begun
 
 
 STRAY_QUOTES = [
@@ -91,11 +103,11 @@ STRAY_QUOTES = [
 def test_rows_with_stray_quotes_are_looked_at_a_fixed_number_of_times(line: bytes, end: bytes):
     for size in (20_000, 40_000, 280_000):  # the last is more than a quote may hold open
         data = b'"\n' + (line * size)[:size] + end
-        rows, counted = rows_that_count()
+        rows, whole, begun = rows_that_count()
         cut = rows.cut(data, is_final=False)
         frames = list(rows.frames(data, 0))
         assert cut <= len(data) == frames[-1].cut
-        assert counted.looked_at <= 6 * len(data), f"of {len(data)} bytes"
+        assert whole.looked_at + begun.looked_at <= 8 * len(data), f"of {len(data)} bytes"
 
 
 class CountingBytes(bytes):
