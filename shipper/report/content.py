@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from decimal import Decimal
 from hashlib import sha256
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ _REQUEST_VALUE: Final = re.compile(
     re.IGNORECASE,
 )
 _SOMETHING: Final = "of the request"
-_EXPONENT_DIGITS_MAX: Final = 18  # a longer one, of a figure that is not documented, is compared as text
+_EXPONENT_DIGITS_MAX: Final = 2  # a documented figure has no more
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, Raw])
 _LIST: Final = msgspec.json.Decoder(list[Raw])
@@ -55,37 +56,42 @@ def content_hash(body: bytes) -> str:
 
 
 def _digest(fields: dict[str, Raw], shape: Shape) -> str:
-    return sha256(_SORTED.encode(_of_object(fields, shape))).hexdigest()
+    try:
+        return sha256(_SORTED.encode(_of_object(fields, shape))).hexdigest()
+    except (RecursionError, UnicodeEncodeError):  # nested too deep, or half a character: compared as it is written
+        return sha256(_SORTED.encode(fields)).hexdigest()
 
 
 def _of_object(fields: dict[str, Raw], shape: Shape) -> dict[str, Any]:
-    found = {
-        name: _documented(raw, shape.fields[name]) if name in shape.fields else _undocumented(raw, name)
-        for name, raw in fields.items()
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    """Return an object as it counts; of a long list in it, one item at a time is taken apart."""
+    lists: dict[str, Any] = {}
+    plain: dict[str, Raw] = {}
+    for name, raw in fields.items():
+        item = shape.fields[name].item if name in shape.fields else None
+        if item is None:
+            plain[name] = raw
+        else:
+            lists[name] = sorted(_digest(_OBJECT.decode(each), item) for each in _LIST.decode(raw))
+    values = json.loads(msgspec.json.encode(plain), parse_int=_number, parse_float=_number)
+    return {**_said(values, shape), **lists}
 
 
-def _documented(raw: Raw, shape: Shape) -> Any:
-    """Return a value as it counts; None if it says nothing. Of a long list, one item at a time is taken apart."""
-    if bytes(raw) == b"null":
-        return None
-    if shape.item is not None:
-        return sorted(_digest(_OBJECT.decode(item), shape.item) for item in _LIST.decode(raw))
-    if shape.fields:
-        return _of_object(_OBJECT.decode(raw), shape) or None
-    return _value(raw)
-
-
-def _undocumented(raw: Raw, name: str) -> Raw:
-    try:
-        return Raw(_SORTED.encode(_lasting(_value(raw), name)))
-    except (RecursionError, UnicodeEncodeError):  # nested too deep, or half a character: compared as it is written
-        return Raw(_SORTED.encode(bytes(raw)))
+def _said(values: dict[str, Any], shape: Shape) -> dict[str, Any]:
+    """Leave out what says nothing."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        inner = shape.fields.get(name)
+        if inner is None:
+            value = _lasting(value, name)
+        elif inner.fields and isinstance(value, dict):
+            value = _said(value, inner) or None
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _lasting(value: Any, name: str) -> Any:
-    """Replace what a request gets anew."""
+    """Replace what a request gets anew in a field that is not documented."""
     match value:
         case dict():
             return {inner: _lasting(each, inner) for inner, each in value.items()}
@@ -98,20 +104,13 @@ def _lasting(value: Any, name: str) -> Any:
     return value
 
 
-def _value(raw: Raw) -> Any:
-    return json.loads(bytes(raw), parse_int=_number, parse_float=_number)
-
-
 def _number(text: str) -> Raw:
-    """Write a number in one way, as text: it may be of any size."""
-    mantissa, _, exponent = text.lower().partition("e")
-    if len(exponent) > _EXPONENT_DIGITS_MAX:
-        return Raw(text.lower().encode())
-    whole, _, decimals = mantissa.removeprefix("-").partition(".")
-    digits = f"{whole}{decimals}".lstrip("0")
-    shortest = digits.rstrip("0")
-    if not shortest:
-        return Raw(b"0")
-    power = int(exponent or 0) - len(decimals) + len(digits) - len(shortest)
-    sign = "-" if mantissa.startswith("-") else ""
-    return Raw(f"{sign}{shortest}e{power}".encode())
+    """Write a number in one way, as text: it may be of any size. With a large exponent it is left as it is."""
+    if "e" in text or "E" in text:
+        exponent = text.lower().partition("e")[2].lstrip("+-0")
+        if len(exponent) > _EXPONENT_DIGITS_MAX:
+            return Raw(text.lower().encode())
+        text = f"{Decimal(text):f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return Raw(text.encode() if text.strip("-0") else b"0")
