@@ -19,6 +19,7 @@ from typing import Final, NoReturn, TextIO, cast
 
 from shipper.cli.signals import note_signals
 from shipper.errors import ShipperError, first_of
+from shipper.telemetry.work import pieces
 
 # New objects between two collections: more than a start makes. What is imported is no garbage, nor is what flows: both
 # have next to no cycles, and looking for them as often as by default costs a fifth of the start.
@@ -119,6 +120,10 @@ def main() -> NoReturn:
         _run()
     except KeyboardInterrupt:  # while a command was loaded that has nothing to tidy up
         sys.exit(128 + signal.SIGINT)
+    except SystemExit as ending:
+        if pieces() and isinstance(ending.code, int):
+            os._exit(ending.code)  # a thread hangs, such as in a read, and the interpreter would wait for it
+        raise
 
 
 def _run() -> NoReturn:

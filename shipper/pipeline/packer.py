@@ -20,7 +20,7 @@ from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
 from shipper.state.stuck import Place
-from shipper.telemetry.work import Piece, at_work
+from shipper.telemetry.work import Piece, at_work, noted
 
 log = structlog.get_logger("pipeline")
 
@@ -101,7 +101,9 @@ class Packer:
                     continue
                 self.waits_for_input_since = None
                 if not self._settlement.has_left_chunks:
-                    await self._pack(chunk, batches_tx)
+                    stream = chunk.stream
+                    with noted(Piece("validate", stream.path, stream.key, chunk.start_offset, chunk.end_offset)):
+                        await self._pack(chunk, batches_tx)
             while self._batcher.due_at is not None or self._batcher.waiting_ids:
                 if self._batcher.due_at is None:
                     await self._settlement.until_progress()

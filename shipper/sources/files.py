@@ -20,6 +20,7 @@ from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
+from shipper.sources.turns import Turns
 
 log = structlog.get_logger("sources")
 
@@ -80,6 +81,7 @@ class FilesOnce:
         self._read_streams: list[Stream] = []
         self._uncompleted: list[Stream] = []
         self._completing = anyio.Lock()
+        self._turns = Turns()
         self.total_bytes = sum(status.st_size for _, status in self._look())
         self.done_bytes = 0
         self.read_before: list[ReadBefore] = []
@@ -95,15 +97,14 @@ class FilesOnce:
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send the chunks of all files, one file after the other."""
-        await run_sync(self._identify)
         try:
-            while (chunks := await run_sync(self._read_some)) is not None:
+            await self._turns.call(self._identify)
+            while (chunks := await self._turns.call(self._read_some)) is not None:
                 for chunk in chunks:
                     await chunks_tx.send(chunk)
         finally:
-            self._close()
-            with suppress(StateError):  # it would be for a report of what is lost, should these files go
-                self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
+            with anyio.CancelScope(shield=True):  # it ends by itself
+                await run_sync(self._leave)
         self._unreachable_bytes = await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
         await run_sync(self._note_gone)
         await self.after_save()  # nothing is saved of a file in which there was nothing new
@@ -147,6 +148,12 @@ class FilesOnce:
                     if reader := self._book.open_in_place(path):
                         reader.close()
         forget_oldest(self._register, self._book, self._book.lose(places).lost)
+
+    def _leave(self) -> None:
+        if self._turns.end():
+            self._close()
+            with suppress(StateError):  # it would be for a report of what is lost, should these files go
+                self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
 
     async def after_save(self) -> None:
         """Delete or move the files of which everything is settled."""

@@ -17,6 +17,7 @@ from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Backlog, Chunk
 from shipper.sources.discovery import Patterns, Watched
 from shipper.sources.follow import Follower
+from shipper.sources.turns import Turns
 
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
@@ -55,6 +56,7 @@ class FilesFollowed:
         self._wake = anyio.Event()
         self._stop_watching = anyio.Event()
         self._quiet_at = 0.0
+        self._turns = Turns()
 
     def __repr__(self) -> str:
         return f"<FilesFollowed {self._follower!r}>"
@@ -74,6 +76,8 @@ class FilesFollowed:
 
     def _leave(self) -> None:
         """Note how things stand, which may take as long as the disk does; in a thread, so that a stop goes on."""
+        if not self._turns.end():
+            return
         with suppress(StateError):  # then it is as old as the last look
             self._follower.note(is_last=True)
         self._follower.files.close_all()
@@ -113,7 +117,7 @@ class FilesFollowed:
                 self._look_at = min(self._look_at, max(now, self._may_look_at))
             await self._look_if_due()
             if follower.files.has_news:
-                for chunk in await run_sync(follower.files.read, now):
+                for chunk in await self._turns.call(follower.files.read, now):
                     await self._send(chunks_tx, chunk)
             if not follower.files.has_news:
                 with anyio.move_on_at(min(self._look_at, self._check_at)):
@@ -139,17 +143,17 @@ class FilesFollowed:
         follower, now = self._follower, anyio.current_time()
         if now >= self._look_at:
             self._replace_patterns()
-            found = await run_sync(follower.find)
+            found = await self._turns.call(follower.find)
             took_s = anyio.current_time() - now
             self._may_look_at = now + _TOLD_SHARE * took_s
             with suppress(StateUnwritableError):  # the next save tells, and the next look comes
-                await run_sync(follower.look, found, now)
+                await self._turns.call(follower.look, found, now)
             rest_s = min(_LOOK_SHARE * took_s, _LOOK_PAUSE_MAX_S)
             pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, rest_s)
             self._look_at = now if self._next_patterns is not None else now + pause_s
             self._check_at = now + self._poll_interval_s
         elif now >= self._check_at:
-            await run_sync(follower.files.check_all, now)
+            await self._turns.call(follower.files.check_all, now)
             self._check_at = now + self._poll_interval_s
 
     def _replace_patterns(self) -> None:
@@ -169,7 +173,7 @@ class FilesFollowed:
         """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
         before: Watched | None = None
         while True:
-            watched = await run_sync(self._patterns.watched)
+            watched = await run_sync(self._patterns.watched, abandon_on_cancel=True)
             if watched.left_out and (before is None or watched.left_out != before.left_out):
                 log.warning(
                     "watch_unavailable",

@@ -2,8 +2,8 @@
 Where processes got stuck, remembered from one start to the next, so that no place stops all of them.
 
 What took longer than `admin.stuck_seconds` is kept in `stuck.json`, with the number of starts. A loop in C may hold
-the interpreter's lock, so that no other thread can say so; for this case each piece is noted before, in `at-work`, and
-`faulthandler`, which needs no lock, leaves a traceback. The next start finds both.
+the interpreter's lock, so that no other thread can say so; for this case what is at work is noted before, in `at-work`,
+and `faulthandler`, which needs no lock, leaves a traceback. The next start finds both.
 """
 
 from __future__ import annotations
@@ -165,9 +165,6 @@ class StuckPlaces:
             faulthandler.cancel_dump_traceback_later()
         self._places = [place for place in self._places if any(_is_same(place, each) for each in self._stuck_now)]
         self._write()
-        for name in ("at-work", "traceback"):
-            with suppress(OSError):
-                (self._directory / name).unlink()
 
     def tick(self) -> None:
         """Take note that threads get their turns; without a call for the limit, the interpreter stands still."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Final, Literal
+
+from msgspec import Struct
 
 Stage = Literal["find", "open", "read", "validate", "deliver", "spool", "save"]
 
 
-@dataclass(slots=True, eq=False)
-class Piece:
+class Piece(Struct, eq=False):
     """
     A piece of work.
 
@@ -26,7 +26,7 @@ class Piece:
         source: Which input that is, whatever its name; empty = none.
         offset: Where in the input the work begins.
         end: Where it ends at the latest; 0 = not known.
-        is_single: It is one record.
+        is_single: It is one record, and this is noted.
         steps: How far the work has come, in whatever unit; as long as that grows, it is not stuck.
     """
 
@@ -46,19 +46,31 @@ _note: Callable[[Piece, bool], None] | None = None
 @contextmanager
 def at_work(piece: Piece) -> Iterator[Piece]:
     """Name what this thread does within; nothing within may be awaited. A piece within a piece stands for both."""
-    thread, note = get_ident(), _note
-    around = _pieces.get(thread)
+    thread, around = get_ident(), _pieces.get(get_ident())
     _pieces[thread] = piece
-    if note is not None:
-        note(piece, True)
     try:
-        yield piece
+        if piece.is_single or piece.stage == "read":
+            with noted(piece):
+                yield piece
+        else:
+            yield piece
     finally:
         if around is None:
             del _pieces[thread]
         else:
             around.steps += 1
             _pieces[thread] = around
+
+
+@contextmanager
+def noted(piece: Piece) -> Iterator[None]:
+    """Have a piece noted where the next process finds it; done once for many pieces, as it takes a write."""
+    note = _note
+    if note is not None:
+        note(piece, True)
+    try:
+        yield
+    finally:
         if note is not None:
             note(piece, False)
 
@@ -75,6 +87,6 @@ def pieces() -> dict[int, Piece]:
 
 
 def have_noted(note: Callable[[Piece, bool], None] | None) -> None:
-    """Have a function called, in the thread at work, before each piece with True, and behind it with False."""
+    """Have a function called, in the thread at work, before what is noted with True, and behind it with False."""
     global _note
     _note = note

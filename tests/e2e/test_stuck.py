@@ -235,6 +235,39 @@ def test_a_read_that_hangs_gives_the_watchdog_no_sign_of_life(
     running.kill()
 
 
+def test_a_stop_saves_what_is_settled_and_does_not_wait_for_a_read_that_hangs(
+    run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
+):
+    append(folder / "a.ndjson", sample.lines[:10])
+    append(folder / "b.hung.ndjson", sample.lines[10:20])
+    hangs.end()
+    running = run(env=hangs.env)
+    wait_for_events(running, service, sample.ids[:20])
+    hangs._flag.touch()
+    append(folder / "b.hung.ndjson", sample.lines[20:30])
+    wait_until_stuck(running)
+    result = running.stop()
+    assert result.returncode == 0, result.stderr
+    assert (shipper.read_state().accepted, shipper.read_state().read) == (20, 20)
+    hangs.end()
+    running = run(env=hangs.env)
+    wait_for_events(running, service, sample.ids[:30])
+    assert running.stop().returncode == 0
+    assert set(service.times_received().values()) == {1}
+
+
+def test_a_backfill_that_hangs_is_stopped_by_a_signal(
+    shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
+):
+    append(folder / "a.hung.ndjson", sample.lines[:10])
+    running = shipper.start("backfill", folder, settings=SOON, env=hangs.env)
+    running.wait_until(lambda: hangs.are_waited_for, "a read")
+    result = running.stop()
+    assert result.returncode == 4, result.stderr
+    hangs.end()
+    assert shipper.backfill(folder).counts() == (10, 10, 0, 0, 0)
+
+
 # No loop of restarts ----------------------------------------------------------------------------------------------
 
 
