@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import subprocess
 import zlib
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,7 @@ from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.test_reconcile import with_report
 from tests.in_process import run
 
+ROOT = Path(__file__).parents[2]
 EMAIL = "canary.bird@example.com"
 PERSON = {"IP": "198.51.100.213", "Username": "canary_bird_4711", "AffiliateID": EMAIL, "Extra": "canary_token_0815"}
 CONSUMER = 777_000_777
@@ -46,6 +49,14 @@ def tables(shipper: Shipper) -> tuple[int, int]:
     with closing(sqlite3.connect(f"file:{shipper.state}/state.db?mode=ro", uri=True)) as db:
         (row,) = db.execute("SELECT (SELECT count(*) FROM ledger), (SELECT count(*) FROM ledger_parts)")
         return row
+
+
+def files_in_the_readme() -> set[str]:
+    """The files and folders of the state directory in the table of what is kept."""
+    table = re.search(r"\| Where \| what \| until .*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert table
+    cells = [row.split("|")[1] for row in table[0].split("\n") if row]
+    return {name.removesuffix("/") for cell in cells for name in re.findall("`([^`]+)`", cell)}
 
 
 @pytest.mark.parametrize("command", ["backfill", "workers", "pipe", "run"])
@@ -76,6 +87,8 @@ def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
     assert len({row.affiliate_id for row in rows}) == 601
     assert all(row.affiliate_id.startswith("hash:") for row in rows)
     assert canaries_in(kept(shipper, "sparse.ndjson", "dense.ndjson"), shipper) == []
+    left = {path.name.removeprefix(".").removesuffix("-wal").removesuffix("-shm") for path in shipper.state.iterdir()}
+    assert left - files_in_the_readme() == set()
 
 
 def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeService, sample: Sample):
