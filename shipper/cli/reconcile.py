@@ -243,7 +243,7 @@ def _history(settings: Settings) -> Iterator[History | None]:
         try:
             history = opened.enter_context(closing(History(settings.state.directory)))
         except StateError as error:
-            say(f"note: what was restated is not recognised: {error}")
+            say(f"note: neither what was restated nor the sources of earlier reports are recognised: {error}")
         yield history
 
 

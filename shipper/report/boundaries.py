@@ -9,7 +9,6 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from datetime import date, timedelta
-from functools import lru_cache
 from itertools import accumulate
 
 from shipper.records import LedgerKey
@@ -38,7 +37,7 @@ class Boundaries:
         self._sums = {
             pair: [0, *accumulate(by_pair[pair][hour] for hour in hours)] for pair, hours in self._hours.items()
         }
-        self._start_of = lru_cache(None)(days.start_of)
+        self._start_of = days.start_of
 
     @property
     def pairs(self) -> Iterable[Pair]:
@@ -55,21 +54,16 @@ class Boundaries:
         start = self._start_of(day)
         return self._between(pair, start, start + hours)
 
-    def moved_into(self, pair: Pair, day: date, offset: int) -> int:
-        """
-        Count the records of the day before that a clock has in this day; below 0 = the other way round.
-
-        Args:
-            offset: Hours that the clock is ahead of UTC.
-        """
-        start, by_clock = self._start_of(day), day.toordinal() * 24 - offset
+    def moved_into(self, pair: Pair, day: date, clock: Days) -> int:
+        """Count the records of the day before that a clock has in this day; below 0 = the other way round."""
+        start, by_clock = self._start_of(day), clock.start_of(day)
         if by_clock <= start:
             return self._between(pair, by_clock, start)
         return -self._between(pair, start, by_clock)
 
-    def gained(self, pair: Pair, day: date, offset: int) -> int:
-        """Return how many records more a day has by a clock; below 0 = fewer. Arguments as of `moved_into`."""
-        return self.moved_into(pair, day, offset) - self.moved_into(pair, _next(day), offset)
+    def gained(self, pair: Pair, day: date, clock: Days) -> int:
+        """Return how many records more a day has by a clock; below 0 = fewer."""
+        return self.moved_into(pair, day, clock) - self.moved_into(pair, _next(day), clock)
 
     def _between(self, pair: Pair, start: int, end: int) -> int:
         hours = self._hours.get(pair)

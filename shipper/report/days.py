@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from functools import lru_cache
 from typing import Final
@@ -10,8 +11,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from shipper.errors import ConfigError
 
 _HOUR: Final = timedelta(hours=1)
+_HOURS_OF_DAY: Final = 24
 _KEPT: Final = 65_536  # hours of seven years
 OFFSETS: Final = range(-12, 15)  # hours ahead of UTC that are in use somewhere
+# One of each way in which clocks change for the summer; zones that change alike have the same days.
+_CHANGING: Final = (
+    *("Europe/London", "Europe/Malta", "Europe/Athens", "America/New_York", "America/Chicago", "America/Denver"),
+    *("America/Los_Angeles", "America/Halifax", "Australia/Sydney", "Pacific/Auckland"),
+)
 
 
 class Days:
@@ -20,12 +27,18 @@ class Days:
 
     Args:
         name: For messages and readers.
+        option: What `--timezone` takes for it; None = the name.
+
+    Attributes:
+        start_of: Takes a day, and returns the hour of UTC that it begins with, counted as `hour_number` does.
     """
 
-    def __init__(self, zone: tzinfo = UTC, name: str = "UTC") -> None:
+    def __init__(self, zone: tzinfo = UTC, name: str = "UTC", option: str | None = None) -> None:
         self.name = name
+        self.option = option or name
         self._zone = zone
         self.day_of = lru_cache(_KEPT)(self._day_of)
+        self.start_of = lru_cache(_KEPT)(self._start_of)
 
     def __repr__(self) -> str:
         return f"<Days of {self.name}>"
@@ -47,13 +60,12 @@ class Days:
         local = self._local(hour)
         return hour if local is None else local.isoformat(timespec="hours").replace("+00:00", "Z")
 
-    def start_of(self, day: date) -> int:
-        """Return the hour of UTC that a day begins with, counted as `hour_number` does."""
+    def _start_of(self, day: date) -> int:
         try:
             start = datetime.combine(day, time.min, self._zone).astimezone(UTC)
         except OverflowError:  # at the ends of the calendar
-            return day.toordinal() * 24
-        return start.toordinal() * 24 + start.hour
+            return day.toordinal() * _HOURS_OF_DAY
+        return start.toordinal() * _HOURS_OF_DAY + start.hour
 
     def _local(self, hour: str) -> datetime | None:
         try:
@@ -79,7 +91,7 @@ def hour_number(hour: str) -> int | None:
         instant = datetime.fromisoformat(f"{hour}:00:00")
     except ValueError:
         return None
-    return instant.toordinal() * 24 + instant.hour
+    return instant.toordinal() * _HOURS_OF_DAY + instant.hour
 
 
 def days_of_zone(name: str) -> Days:
@@ -97,7 +109,18 @@ def days_of_zone(name: str) -> Days:
 
 def days_of_offset(hours: int) -> Days:
     """Make the days of a place that is whole hours apart from UTC, all year round."""
-    return Days(timezone(timedelta(hours=hours)), f"UTC{hours:+}" if hours else "UTC")
+    return Days(timezone(timedelta(hours=hours)), f"UTC{hours:+}" if hours else "UTC", zone_of_offset(hours))
+
+
+def clocks(first: date, last: date) -> list[Days]:
+    """List the clocks that a platform may count some days by: the nearest to UTC first, those that change then last."""
+    fixed = [days_of_offset(hours) for hours in sorted(OFFSETS, key=lambda hours: (abs(hours), -hours))]
+    changing = []
+    for name in _CHANGING:
+        with suppress(ConfigError):  # a machine may not know all of them
+            changing.append(days_of_zone(name))
+    hours = (last - first).days * _HOURS_OF_DAY
+    return [*fixed, *(days for days in changing if days.start_of(last) - days.start_of(first) != hours)]
 
 
 def zone_of_offset(hours: int) -> str:

@@ -146,19 +146,19 @@ class _Comparison:
         of_place = {(row.days.start, row.pair): row for row in rows}
         pairs = sorted({*boundaries.pairs, *(row.pair for row in rows)}, key=lambda pair: pair.place)
 
-        def left(day: date, pair: Pair, zone: int, gained: int) -> Decimal:
+        def left(day: date, pair: Pair, clock: Days, gained: int) -> Decimal:
             row = of_place.get((day, pair))
             if row is None or row.difference == gained:
                 return NOTHING if row else Decimal(-gained)
-            return by_clock(row, zone, gained).unexplained
+            return by_clock(row, clock, gained).unexplained
 
-        def by_clock(row: Row, zone: int, gained: int) -> Row:
-            return explained(row, self._before(indexes[row.days.start], row.pair), zone=zone, gained=gained)
+        def by_clock(row: Row, clock: Days, gained: int) -> Row:
+            return explained(row, self._before(indexes[row.days.start], row.pair), clock=clock, gained=gained)
 
         zone = zone_of(left, list(indexes), pairs, boundaries)
         if zone is None:
             return rows, None
-        clock = zone.offsets[0]
+        clock = zone.clocks[0]
         return [
             by_clock(row, clock, boundaries.gained(row.pair, row.days.start, clock))
             if row.days.start in indexes and row.difference

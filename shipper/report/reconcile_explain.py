@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from shipper import wire
 from shipper.report.boundaries import Boundaries
-from shipper.report.days import OFFSETS, days_of_offset
+from shipper.report.days import Days, clocks
 from shipper.report.metrics import difference
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile_rows import NOTHING, Cause, Explanation, Pair, Row, Zone
+from shipper.report.wording import number
 
 MOVED_MIN: Final = 20  # records; fewer say nothing about a clock
 CHANCE_MAX: Final = 1e-3
@@ -24,13 +25,13 @@ CHANCE_MAX: Final = 1e-3
 _DAY: Final = timedelta(days=1)
 
 
-def explained(row: Row, earlier: Iterable[wire.AmountPair], *, zone: int | None = None, gained: int = 0) -> Row:
+def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | None = None, gained: int = 0) -> Row:
     """
     Explain the difference of a row that is not provisional.
 
     Args:
         earlier: What the report said of it before.
-        zone: Hours ahead of UTC: the clock whose days the report has.
+        clock: Whose days the report has.
         gained: How many records more the period has by that clock.
     """
     rest = row.difference
@@ -41,9 +42,8 @@ def explained(row: Row, earlier: Iterable[wire.AmountPair], *, zone: int | None 
         rest = difference(rest, amount)
         found.append(Explanation(cause, amount, words))
 
-    if zone is not None and gained:
-        name = days_of_offset(zone).name
-        explain("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {name}")
+    if clock is not None and gained:
+        explain("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {clock.name}")
     # What the report does not name at all is missing from it, whatever it said before.
     others = list(dict.fromkeys(figure.total for figure in earlier if figure.total not in {None, row.reported}))
     if others and row.result is not None:
@@ -71,7 +71,10 @@ def provisional(row: Row, earlier: Iterable[wire.AmountPair], young: int) -> Row
 
 
 def zone_of(
-    left: Callable[[date, Pair, int, int], Decimal], days: Sequence[date], pairs: Sequence[Pair], boundaries: Boundaries
+    left: Callable[[date, Pair, Days, int], Decimal],
+    days: Sequence[date],
+    pairs: Sequence[Pair],
+    boundaries: Boundaries,
 ) -> Zone | None:
     """
     Find the zone whose days explain all differences.
@@ -81,33 +84,34 @@ def zone_of(
     fit has to be less likely by chance than `CHANCE_MAX`.
 
     Args:
-        left: What is unexplained of a day and pair by a clock, in hours ahead of UTC, that gives it so many records
-            more.
-        days: All that are compared and not provisional, ascending.
+        left: What is unexplained of a day and pair by a clock that gives it so many records more.
+        days: All that are compared and not provisional, 1..n, ascending.
         pairs: All that have records or figures.
     """
 
-    def fits(offset: int) -> bool:
-        return not any(left(day, pair, offset, boundaries.gained(pair, day, offset)) for day in days for pair in pairs)
+    def fits(clock: Days) -> bool:
+        return not any(left(day, pair, clock, boundaries.gained(pair, day, clock)) for day in days for pair in pairs)
 
-    fitting = tuple(offset for offset in sorted(OFFSETS, key=lambda hours: (abs(hours), -hours)) if fits(offset))
+    tried = clocks(days[0], days[-1])
+    fitting = tuple(filter(fits, tried))
     if not fitting:
         return None
     inner = [day for before, day in pairwise(days) if day - before == _DAY]
     moved = [abs(boundaries.moved_into(pair, day, fitting[0])) for day in inner for pair in pairs]
-    zone = Zone(fitting, sum(moved), chance_of(moved))
+    zone = Zone(fitting, sum(moved), chance_of(moved, len(tried)))
     return zone if zone.moved >= MOVED_MIN and zone.chance < CHANCE_MAX else None
 
 
-def chance_of(moved: Iterable[int]) -> float:
+def chance_of(moved: Iterable[int], tried: int) -> float:
     """
     Return how likely some zone fits by chance, at most.
 
     Args:
         moved: How many records a clock moves over the end of each day, of each brand and source. Had the differences
-            another reason, any number of them from none to all would be as likely; and every zone is tried.
+            another reason, any number of them from none to all would be as likely.
+        tried: How many zones had the chance to fit.
     """
-    return min(1.0, len(OFFSETS) * prod(1 / (count + 1) for count in moved))
+    return min(1.0, tried * prod(1 / (count + 1) for count in moved))
 
 
 def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> Iterator[Row]:
@@ -129,8 +133,8 @@ def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> 
             if abs(first.unexplained) <= near and not (first.is_provisional or second.is_provisional):
                 for row, other in ((first, second), (second, first)):
                     words[row.days, pair] = (
-                        f"day boundary: {near:,} records lie within {hours} h of the end of {first.days}; "
-                        f"so many of them may count as of {(other if row.unexplained < 0 else row).days}"
+                        f"day boundary: {number(abs(row.unexplained))} of the {near:,} records within {hours} h of the "
+                        f"end of {first.days} may count as of {(other if row.unexplained < 0 else row).days}"
                     )
     for row in rows:
         if said := words.get((row.days, row.pair)):

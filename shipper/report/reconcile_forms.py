@@ -16,7 +16,7 @@ from rich.text import Text
 
 from shipper.report.exports import to_xlsx
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile_rows import Elsewhere, Reconciliation, Row
+from shipper.report.reconcile_rows import Elsewhere, Reconciliation, Row, Zone
 from shipper.report.reconcile_words import (
     NOT_COMPARED,
     STATUSES,
@@ -135,7 +135,7 @@ def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: boo
         "totals": totals_of(found.rows)._asdict(),
         "unassigned": {"accepted": found.unassigned, "rows": unassigned},
         "contested": found.contested,
-        "day_boundary": found.zone and found.zone._asdict(),
+        "day_boundary": found.zone and _zone(found.zone),
         "of_other_accounts": elsewhere,
         "findings": [
             {"start": period.days.start, "end": period.days.end, **asdict(finding)}
@@ -278,6 +278,10 @@ def _place(account: int, days: DateRange) -> tuple[Value, ...]:
 def _mark(found: Reconciliation) -> str:
     """Mark a total that is not of all periods."""
     return f" ({coverage(found)})" if not found.is_complete else ""
+
+
+def _zone(zone: Zone) -> dict[str, Any]:
+    return {"timezones": [clock.option for clock in zone.clocks], "moved": zone.moved, "chance": zone.chance}
 
 
 def _as_json(each: Elsewhere) -> dict[str, Any]:

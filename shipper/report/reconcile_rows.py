@@ -163,12 +163,12 @@ class Zone(NamedTuple):
     A time zone whose days explain all differences.
 
     Attributes:
-        offsets: Hours ahead of UTC, the nearest first; all of them fit equally.
+        clocks: Those that fit; all of them equally.
         moved: Records that fall into another compared day by its clock.
         chance: At most so likely would some zone fit by chance.
     """
 
-    offsets: tuple[int, ...]
+    clocks: tuple[Days, ...]
     moved: int
     chance: float
 

@@ -8,7 +8,6 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from shipper.report.days import days_of_offset, zone_of_offset
 from shipper.report.metrics import difference
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile_rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
@@ -128,9 +127,7 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
         case "explained":
             yield "All differences are explained."
         case "incomplete":
-            yield "Not everything could be compared" + (
-                "; what could be compared agrees or is explained." if found.periods else "."
-            )
+            yield "Not everything could be compared; in the rest nothing is unexplained."
     if totals.missing:
         yield f"{number(totals.missing)} accepted records are missing from the report's registrations."
     if totals.surplus:
@@ -142,7 +139,7 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
 
 
 def _zone(found: Reconciliation, zone: Zone) -> str:
-    first, *others = (f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" for hours in zone.offsets)
+    first, *others = (f"{clock.name} (--timezone {clock.option})" for clock in zone.clocks)
     also = f", and as well with those of {', '.join(others)}" if others else ""
     return (
         f"The report's days are not those of {found.days.name}: with those of {first} all differences vanish{also}. "

@@ -339,7 +339,7 @@ def test_a_report_in_days_of_another_zone_is_found(
     post(service, map(by_its_clock, october))
     assert service.stored == EVENTS
     code, found = compared(reporting)
-    assert found["day_boundary"]["offsets"] == [2]
+    assert found["day_boundary"]["timezones"] == ["Etc/GMT-2"]
     assert found["day_boundary"]["moved"] > 20
     assert len(differing(found)) > 10
     assert (code, found["verdict"]) == (0, "explained")

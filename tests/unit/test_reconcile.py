@@ -180,6 +180,30 @@ def test_records_are_the_accounts_by_media_or_by_affiliate():
     assert any("8 accepted records are of other accounts" in said for said in remarks(others, shows_elsewhere=False))
 
 
+@pytest.mark.parametrize(
+    ("affiliate", "media", "owner", "claimants"),
+    [
+        ("", "5", 1001, {1001}),
+        ("", "0005", 1001, {1001}),
+        ("2002", "5", 1001, {1001, 2002}),
+        ("", "6", 1001, {1001, 2002}),
+        ("2002", "6", 2002, {1001, 2002}),
+        ("3003", "6", 1001, {1001, 2002, 3003}),
+        ("", "7", 3003, {2002, 3003}),
+        ("2002", "9", 2002, {2002}),
+        ("aff-3", "9", 3003, {3003}),
+        ("aff-3", "", 3003, {3003}),
+        ("4004", "9", None, set()),
+        ("", "", None, set()),
+    ],
+)
+def test_a_record_belongs_to_one_account(affiliate: str, media: str, owner: int | None, claimants: set[int]):
+    """By the settings for the media, then by the reports that name it, then by its AffiliateID."""
+    named = {1001: frozenset({5, 6}), 2002: frozenset({6, 7})}
+    claims = Owners({7: 3003}, {"aff-3": 3003}, named).claims()
+    assert claims.of(("2026-10-04T10", 11, affiliate, media)) == (owner, claimants)
+
+
 # What explains a difference
 
 
@@ -259,7 +283,7 @@ def test_days_of_another_zone_are_found_and_named(rng: Random, hours: int):
     accepted = ledger(rng)
     found = compare(accepted, reports(accepted, days_of_offset(hours)))
     assert found.zone
-    assert found.zone.offsets == (hours,)
+    assert [clock.option for clock in found.zone.clocks] == [zone_of_offset(hours)]
     assert found.verdict == "explained"
     assert f"{days_of_offset(hours).name} (--timezone {zone_of_offset(hours)})" in headlines(found)[0]
     assert "by chance a zone fits in less than 1 of 1,000,000,000 cases" in headlines(found)[0]
@@ -268,6 +292,29 @@ def test_days_of_another_zone_are_found_and_named(rng: Random, hours: int):
         assert row.explanations[0].amount == row.difference
     again = compare(accepted, found.periods, days=days_of_zone(zone_of_offset(hours)))
     assert not differing(again)
+
+
+@pytest.mark.parametrize("name", ["Europe/Malta", "Europe/London", "America/New_York"])
+def test_a_clock_that_changed_for_the_winter_meanwhile_is_named(rng: Random, name: str):
+    """No number of hours fits the days before the change and those after it."""
+    change = date(2026, 10, 25) if name.startswith("Europe") else date(2026, 11, 1)
+    accepted = Counter(
+        {
+            (f"{change + timedelta(days=at // 24 - 14)}T{at % 24:02}", 11, "", "50121"): rng.randrange(2, 9)
+            for at in range(24 * 22)
+        }
+    )
+    by_clock: Counter[date] = Counter()
+    for key, count in accepted.items():
+        by_clock[date.fromisoformat(days_of_zone(name).day_of(key[0]))] += count
+    periods = []
+    for day in (change + timedelta(days=at) for at in range(-12, 6)):
+        figures = wire.Conversions(registrations=pair(str(by_clock[day])))
+        periods.append(Period(DateRange(day, day), report(brand(entry(50121, conversions=figures)))))
+    found = compare(accepted, periods)
+    assert (found.zone and [clock.option for clock in found.zone.clocks], found.verdict) == ([name], "explained")
+    assert f"with those of {name} (--timezone {name}) all differences vanish" in headlines(found)[0]
+    assert not differing(compare(accepted, periods, days=days_of_zone(name)))
 
 
 @pytest.mark.parametrize("split", ["month", "none"])
@@ -290,7 +337,7 @@ def test_other_differences_stay_explained_by_themselves_in_days_of_another_zone(
     accepted = ledger(rng)
     place = DAY_4, Pair(11, 50121)
     found = compare(accepted, reports(accepted, days_of_offset(3), adjustments={place: -2}))
-    assert (found.zone and found.zone.offsets, found.verdict, found.is_alarmed) == ((3,), "explained", True)
+    assert (found.zone and found.zone.clocks[0].name, found.verdict, found.is_alarmed) == ("UTC+3", "explained", True)
     (row,) = (row for row in found.rows if (row.days, row.pair) == place)
     assert [each.amount for each in row.explanations] == [row.difference + 2, -2]
 
