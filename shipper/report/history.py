@@ -7,6 +7,7 @@ fetched while a sidecar runs, also by several processes at once.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 import zlib
@@ -22,7 +23,7 @@ from msgspec.structs import astuple, replace
 
 from shipper.errors import StateError
 from shipper.report.content import content_hash
-from shipper.report.history_file import FILE_NAME, note_sources, open_database, understood
+from shipper.report.history_file import FILE_NAME, HOOKS_LOCK, note_sources, open_database, understood
 from shipper.report.ranges import DateRange
 from shipper.state.schema import all_or_nothing
 
@@ -246,6 +247,32 @@ class History:
         versions = self.versions(account, start, end) if row else []
         later = [version for version in versions if version.number > row[0]]
         return versions[-len(later) - 1 :] if later else []
+
+    @contextmanager
+    def hook_turn(self, account: int, start: date, end: date) -> Iterator[bool]:
+        """
+        Keep other processes from running a hook for a period meanwhile; yields whether none of them does already.
+
+        The lock is that of a byte in a file of its own: it ends with the process.
+
+        Raises:
+            StateError: The file cannot be opened.
+        """
+        path = self._path.with_name(HOOKS_LOCK)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateError(f"{path} cannot be opened ({error.strerror}); no hook is run") from error
+        try:
+            is_free = True
+            try:
+                byte = zlib.crc32(f"{account} {start} {end}".encode())
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            except (BlockingIOError, PermissionError):  # which of the two is up to the system
+                is_free = False
+            yield is_free
+        finally:
+            os.close(descriptor)
 
     def end_hook(self, version: Version) -> None:
         """Note that a hook was run for a version, and so for those before it; raises as `begin_hook` does."""

@@ -32,6 +32,7 @@ class _Named(msgspec.Struct):
 
 
 FILE_NAME: Final = "reports.db"
+HOOKS_LOCK: Final = "reports.lock"
 SCHEMA_VERSION: Final = 3
 
 _APPLICATION_ID: Final = 0x53485250  # "SHRP"; tells our database from a foreign one

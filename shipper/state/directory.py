@@ -26,7 +26,7 @@ _BESIDE: Final = {
         *("lock", "live.json", ".live.json", "ledger.key", ".ledger.key"),
         *("at-work", "traceback", "stuck.json"),
     ),
-    "reports.db": (),
+    "reports.db": ("reports.lock",),
 }
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.02

@@ -203,6 +203,24 @@ def test_a_hook_whose_watch_was_killed_runs_again_in_the_next_one(told: Reporter
     assert len(log.read_text().splitlines()) == 2
 
 
+def test_a_hook_that_another_watch_is_running_is_not_run_as_well(told: Reporter, origin: ReportService):
+    """As when looks overlap that are started every few minutes; that of another period is."""
+    keep(told, of_month(10), of_month(11))
+    log, may_end = told.folder / "hook.log", told.folder / "may_end"
+    body = f"echo $REPORT_START >> {log}\nwhile [ $REPORT_START = 2026-10-01 -a ! -e {may_end} ]; do sleep 0.02; done"
+    command = hook(told.folder, body)
+    origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
+    first = told.start("watch", "1001", *OCTOBER, "--once", "--on-change", command)
+    first.wait_until(log.exists, "the hook runs")
+    second = told.start("watch", "1001", *QUARTER, "--split", "month", "--once", "--on-change", command).finish()
+    assert (second.returncode, second.stderr) == (3, "")
+    assert log.read_text().split() == ["2026-10-01", "2026-11-01"]
+    may_end.touch()
+    assert first.finish().returncode == 3
+    assert told.good("watch", "1001", *OCTOBER, "--once", "--on-change", command)
+    assert log.read_text().split() == ["2026-10-01", "2026-11-01"]
+
+
 def test_what_a_hook_has_started_is_ended_with_it(told: Reporter, origin: ReportService):
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))

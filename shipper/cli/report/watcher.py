@@ -100,12 +100,20 @@ class Watcher:
         has_run = True
         with anyio.CancelScope(shield=True, deadline=self._tell_until) as self._telling:
             for part in self._parts if self._hook else ():
-                version = due_for_hook(self._history, part)
-                if version is not None and await self._run_hook(part):
-                    self._history.end_hook(version)
-                elif version is not None:
-                    has_run = False
+                if due_for_hook(self._history, part) is not None:
+                    has_run = await self._run_due_hook(part) and has_run
         return has_run
+
+    async def _run_due_hook(self, part: Part) -> bool:
+        """Run the command for a part, unless another process does; returns False if it failed."""
+        with self._history.hook_turn(part.account, *part.days) as is_free:
+            version = due_for_hook(self._history, part) if is_free else None  # as it is now
+            if version is None:
+                return True
+            has_run = await self._run_hook(part)
+            if has_run:
+                self._history.end_hook(version)
+            return has_run
 
     async def _run_hook(self, part: Part) -> bool:
         start, end = map(str, part.days)
