@@ -339,7 +339,8 @@ def test_other_differences_stay_explained_by_themselves_in_days_of_another_zone(
     found = compare(accepted, reports(accepted, days_of_offset(3), adjustments={place: -2}))
     assert (found.zone and found.zone.clocks[0].name, found.verdict, found.is_alarmed) == ("UTC+3", "explained", True)
     (row,) = (row for row in found.rows if (row.days, row.pair) == place)
-    assert [each.amount for each in row.explanations] == [row.difference + 2, -2]
+    by_clock = row.difference + 2  # as many may have come into the day as went out of it
+    assert [each.amount for each in row.explanations] == ([by_clock, -2] if by_clock else [-2])
 
 
 def test_few_records_name_no_zone():
