@@ -12,6 +12,7 @@ import json
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -329,11 +330,12 @@ def _decoded(body: bytes) -> tuple[object, bool]:
     Decode JSON.
 
     Returns:
-        The document, and whether the body is none, but a text. A document that cannot be decoded is `_NO_DOCUMENT`.
+        The document, and whether the body is none, but a text. A document that cannot be decoded is `_NO_DOCUMENT`; so
+        is one too long to be an answer, as what is made of it may take thirty times its memory.
     """
     if not body:
         return None, False
-    try:
-        return msgspec.json.decode(body.removeprefix(BOM_UTF8)), False
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _NO_DOCUMENT, body.lstrip(_BLANKS)[:1] not in _STARTS
+    if len(body) < ANSWER_BYTES:
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return msgspec.json.decode(body.removeprefix(BOM_UTF8)), False
+    return _NO_DOCUMENT, body.lstrip(_BLANKS)[:1] not in _STARTS

@@ -13,12 +13,14 @@ import msgspec
 from msgspec import Raw, Struct, inspect
 
 from shipper import wire
+from shipper.codec.rules import NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.errors import ReportError
 from shipper.report.merging import merged
 
 _MISSPELT: Final = "affilaiteAccountId"
 _SPELT_RIGHT: Final = "affiliateAccountId"
 _NOT_A_REPORT: Final = "the answer is not a daily report"
+_TOO_DEEP: Final = f"{_NOT_A_REPORT}: it is nested deeper than {NESTING_MAX} levels"
 
 # Far beyond any amount of money. Without a bound `1e999999999` would be a valid number, and a table would write it out.
 _DIGITS_MAX: Final = 30
@@ -72,8 +74,11 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
         report = _REPORT.decode(with_service_spelling(body))
     except msgspec.ValidationError as error:
         raise ReportError(f"{_NOT_A_REPORT}: {error}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReportError(f"the answer is not JSON: {error}") from error
+    except RecursionError:
+        raise ReportError(_TOO_DEEP) from None
+    _check_nesting(body)
     if report.source.affiliate_account_id != account_id:
         raise ReportError(
             f"account {account_id} was asked for, the report is that of account {report.source.affiliate_account_id}"
@@ -82,6 +87,17 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
     _examine(body, REPORT_SHAPE, "$", unknown)
     report, places = merged(report)
     return FetchedReport(report=report, body=body, unknown_fields=tuple(unknown), merged=places, fetched_at=fetched_at)
+
+
+def _check_nesting(body: bytes) -> None:
+    """
+    See that a document that could be decoded here can be decoded again, and encoded, further down the stack.
+
+    Raises:
+        ReportError: It is nested too deep, be it in a field that nobody knows.
+    """
+    if may_nest_deeply(body, 0) and nests_deeply(body):
+        raise ReportError(_TOO_DEEP)
 
 
 def with_service_spelling(body: bytes) -> bytes:

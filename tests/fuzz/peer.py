@@ -170,7 +170,7 @@ def read_by_another(script: Script, method: str) -> Answer:
     Raises:
         HTTPException, ValueError: It cannot.
     """
-    source = _Bytes(b"".join(script.pieces))
+    source = _Bytes(b"".join(script.pieces).lstrip(b"\r\n"))  # what a line ends with may stand before an answer
     while True:
         response = http.client.HTTPResponse(source, method=method)  # type: ignore[arg-type]
         response.begin()

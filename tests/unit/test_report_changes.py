@@ -248,7 +248,7 @@ def test_what_each_request_gets_anew_is_no_content_wherever_it_stands(one, other
         ('"markedReadyForInvoicingTime":null', '"markedReadyForInvoicingTime":"2026-02-01T08:00:00Z"'),
         ('"bonus":{"result":1}', '"bonus":{"result":2}'),
         ('"name":"0b0c5c1e-1d3c-4d5e-8f00-000000000001"', '"name":"0b0c5c1e-1d3c-4d5e-8f00-000000000002"'),
-        (f'"deep":{"[" * 300}1{"]" * 300}', f'"deep":{"[" * 300}2{"]" * 300}'),
+        (f'"deep":{"[" * 150}1{"]" * 150}', f'"deep":{"[" * 150}2{"]" * 150}'),
     ],
 )
 def test_other_fields_that_are_not_documented_are_content(one, other):

@@ -1,0 +1,166 @@
+"""Reports that mean harm: each is a report or an error that says so, and none takes memory without bound."""
+
+from __future__ import annotations
+
+import gzip
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import in_process
+from tests.e2e.driver import Result, Shipper, Target
+from tests.report_documents import brand, entry
+from tests.report_service import Reply, ReportService, answer, ok
+from tests.reporter import NO_PATIENCE, OCTOBER, Reporter, of_month
+
+DIGITS = b"9" * 5_000
+GOOD = of_month(10)
+BALANCE = b'"openingBalance":'
+ACCOUNT = b'"affilaiteAccountId":1001'
+NAME = b'"operatorName":"'
+FIGURES = (
+    *(DIGITS, b"-" + DIGITS, b"0." + DIGITS, b"1e999999", b"-1e-999999", b"1e" + DIGITS, b"0e99999", b"NaN"),
+    *(b"-Infinity", b'"1.5"', b'"NaN"', b"1e", b"01", b"true", b"[]", b"{}"),
+)
+FORMS = ("table", "json", "ndjson", "csv", "html")
+MEMORY_BYTES = 500 << 20  # a report of 64 MiB, as much as one may have, and what is made of it
+
+
+def with_balance(figure: bytes) -> bytes:
+    head, _, rest = GOOD.partition(BALANCE)
+    return head + BALANCE + figure + b"," + rest.partition(b",")[2]
+
+
+def nested(depth: int) -> bytes:
+    """Return a report with a field that nobody knows, nested so deep."""
+    return b'{"x":' + b"[" * depth + b"]" * depth + b"," + GOOD[1:]
+
+
+NO_REPORTS: dict[str, Reply] = {
+    **{f"a figure of {figure[:12].decode()}": ok(with_balance(figure)) for figure in FIGURES},
+    "an id of 5,000 digits": ok(GOOD.replace(ACCOUNT, ACCOUNT[:-4] + DIGITS)),
+    "an id with an exponent": ok(GOOD.replace(ACCOUNT, ACCOUNT + b"e0")),
+    "brackets": ok(b"[" * 1_000_000),
+    "braces": ok(b'{"a":' * 1_000_000),
+    **{f"nested {depth} deep": ok(nested(depth)) for depth in range(850, 1_000, 25)},
+    "nested beyond what is read": ok(nested(100_000)),
+    "half a surrogate pair": ok(GOOD.replace(NAME, NAME + b"\\ud800")),
+    "no UTF-8": ok(GOOD.replace(NAME, NAME + b"\xff")),
+    "zeros": ok(bytes(1_000_000)),
+    "compressed": answer(200, gzip.compress(GOOD), headers={"Content-Encoding": "gzip"}),
+    "a brand that is a number": ok(GOOD.replace(b'"brands":[', b'"brands":[1,')),
+    "two reports": ok(GOOD + GOOD),
+    "half a report": ok(GOOD[: len(GOOD) // 2]),
+    "a text": ok(b'"report"'),
+    "nothing": ok(b""),
+    "a page": ok(GOOD, "text/html"),
+    "another success": answer(202, GOOD),
+    "a wait of years": answer(429, headers={"Retry-After": "9" * 400}),
+    "no number of a status": b"HTTP/1.1 " + DIGITS + b" x\r\n\r\n",
+}
+ODD_REPORTS: dict[str, Reply] = {
+    "two of a name": ok(GOOD.replace(BALANCE, b'"openingBalance":2.5,' + BALANCE)),
+    "no date": ok(GOOD.replace(b'"2026-10-31T', b'"9999-99-99T')),
+    "the year 0": ok(GOOD.replace(b'"2026-10-01T', b'"0000-00-00T')),
+    "the end of time": ok(GOOD.replace(b'"2026-10-31T', b'"9999-12-31T')),
+    "no time": ok(GOOD.replace(b'"reportingTime":"', b'"reportingTime":"\\u0000+99999999')),
+    "a long text": ok(GOOD.replace(NAME, NAME + b"x" * 1_000_000)),
+    "another type": ok(GOOD, "image/png"),
+    "500 sources": ok(of_month(10, brands=[brand(*(entry(number) for number in range(500)))])),
+    "a source 50 times": ok(of_month(10, brands=[brand(*(entry() for _ in range(50)))] * 2)),
+    "ids that are not positive": ok(of_month(10, brands=[brand(entry(0), entry(-(2**63)), number=-1)])),
+    "nested 100 deep": ok(nested(100)),
+}
+
+
+@pytest.fixture
+def origin() -> Iterator[ReportService]:
+    with ReportService() as origin:
+        yield origin
+
+
+@pytest.fixture
+def told(shipper: Shipper, origin: ReportService, file: Path) -> Reporter:
+    """It asks the service that answers as it is told, has shipped records, and has kept a good report."""
+    assert in_process.run(shipper, "backfill", file).returncode == 0
+    reporter = Reporter(shipper, Target(origin.url, "the-key", "the-token"))
+    reporter.good("fetch", "1001", *OCTOBER)
+    return reporter
+
+
+def reconciled(told: Reporter, shipper: Shipper, *options: str) -> Result:
+    return in_process.run(
+        shipper, "reconcile", "1001", *OCTOBER, "--split", "none", *options, settings=NO_PATIENCE, env=told.environment
+    )
+
+
+def assert_told(result: Result, what: str) -> None:
+    """An error is one line for a person, and no text of the answer's."""
+    assert result.returncode == 1, (what, result)
+    assert "account 1001, 2026-10-01 to 2026-10-31: " in result.stderr, (what, result.stderr[:1000])
+    assert len(result.stderr) < 2_000, (what, result.stderr[:1000])
+
+
+@pytest.mark.parametrize("what", NO_REPORTS)
+def test_what_is_no_report_is_told_by_every_command(what: str, told: Reporter, origin: ReportService, shipper: Shipper):
+    origin.rule = lambda _: NO_REPORTS[what]
+    settings = {"delivery.give_up_after_seconds": 0, "delivery.retry_initial_seconds": 0.01}
+    for command in ((), ("fetch",), ("watch",)):
+        once = ("--once",) if command == ("watch",) else ()
+        assert_told(told(*command, "1001", *OCTOBER, *once, settings=settings), what)
+    assert_told(reconciled(told, shipper), what)
+    assert told.good("history", "1001", *OCTOBER).count("2026-10-31") == 1, "it was kept"
+
+
+@pytest.mark.parametrize("what", ODD_REPORTS)
+def test_an_odd_report_is_shown_in_every_form_or_told(
+    what: str, told: Reporter, origin: ReportService, shipper: Shipper
+):
+    origin.rule = lambda _: ODD_REPORTS[what]
+    for form in FORMS:
+        result = told("1001", *OCTOBER, "--format", form, "--checks")
+        assert result.returncode in {0, 1}, (form, result)
+        assert result.returncode == 0 or not result.stdout
+    for command in (("fetch", "1001", *OCTOBER), ("watch", "1001", *OCTOBER, "--once"), ("diff", "1001", *OCTOBER)):
+        assert told(*command).returncode in {0, 1, 3}, command
+    for form in ("table", "json", "csv", "html"):
+        assert reconciled(told, shipper, "--format", form).returncode in {0, 1, 3, 4, 6}, form
+
+
+def endless(head: bytes, piece: bytes, total: int) -> Reply:
+    """Reply with a document of so many bytes, if somebody reads them."""
+
+    def reply(connection: socket.socket) -> None:
+        block = piece * (65_536 // len(piece) + 1)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total + head)
+        left = total - len(head)
+        while left > 0:
+            connection.sendall(block[:left])
+            left -= len(block)
+
+    return reply
+
+
+LARGE = 64 << 20
+LARGE_REPORTS: dict[str, Reply] = {
+    "200 MB": endless(b'{"x":"', b"x", 200_000_000),
+    "objects": endless(b"[", b"{},", LARGE),
+    "lists": endless(b'{"brands":[', b"[],", LARGE),
+    "an error of objects": lambda connection: connection.sendall(
+        b"HTTP/1.1 400 x\r\nContent-Length: %d\r\n\r\n" % LARGE + b"[" + b"{}," * (LARGE // 3)
+    ),
+    "an error of digits": lambda connection: connection.sendall(
+        b"HTTP/1.1 500 x\r\nContent-Length: %d\r\n\r\n" % LARGE + b"[" + b"1," * (LARGE // 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LARGE_REPORTS)
+def test_no_answer_takes_memory_without_bound(what: str, told: Reporter, origin: ReportService):
+    origin.rule = lambda _: LARGE_REPORTS[what]
+    running = told.start("1001", *OCTOBER, "--format", "json", settings={"delivery.give_up_after_seconds": 0})
+    result = running.finish(limit_s=60)
+    assert_told(result, what)
+    assert result.peak_bytes < MEMORY_BYTES
