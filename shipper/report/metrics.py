@@ -136,6 +136,11 @@ def at_most(metric: Metric, entries: Iterable[wire.MarketingSource]) -> Decimal 
     return _sum(totals) if totals else None
 
 
+def plus(one: Decimal, other: Decimal) -> Decimal:
+    """Add, exactly; `+` and the sign `-` round to 28 digits."""
+    return _EXACT.add(one, other)
+
+
 def difference(later: Decimal, earlier: Decimal) -> Decimal:
     """Subtract, exactly."""
     return _EXACT.subtract(later, earlier)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from shipper import wire
 from shipper.report.boundaries import Boundaries
 from shipper.report.days import Days, clocks
-from shipper.report.metrics import difference
+from shipper.report.metrics import difference, plus
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile_rows import NOTHING, Cause, Explanation, Pair, Row, Zone
 from shipper.report.wording import number
@@ -51,7 +51,7 @@ def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | Non
         agreed = Decimal(row.accepted + gained) in others
         words = f"restated: the report said {was} before" + (", as was accepted" if agreed else "")
         explain("restated", rest if agreed else NOTHING, words)
-    if row.adjustment and abs(difference(rest, row.adjustment)) < abs(rest):
+    if row.adjustment and difference(rest, row.adjustment).copy_abs() < rest.copy_abs():
         explain("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
     if rest > 0 and row.dead_letters:
         words = f"{row.dead_letters:,} records of it are dead letters here; the service may have got them all the same"
@@ -85,9 +85,12 @@ def zone_of(
 
     Args:
         left: What is unexplained of a day and pair by a clock that gives it so many records more.
-        days: All that are compared and not provisional, 1..n, ascending.
+        days: All that are compared and not provisional, ascending.
         pairs: All that have records or figures.
     """
+
+    if not days:
+        return None
 
     def fits(clock: Days) -> bool:
         return not any(left(day, pair, clock, boundaries.gained(pair, day, clock)) for day in days for pair in pairs)
@@ -125,16 +128,17 @@ def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> 
     by_pair = sorted(rows, key=lambda row: (row.pair.place, row.days))
     for pair, of_pair in groupby(by_pair, key=lambda row: row.pair):
         for run in _runs(of_pair):
-            if len(run) != 2 or difference(run[0].unexplained, -run[1].unexplained):
+            if len(run) != 2 or plus(run[0].unexplained, run[1].unexplained):
                 continue
             first, second = run
             is_late = first.unexplained < 0
             near = (boundaries.before if is_late else boundaries.after)(pair, second.days.start, hours)
-            if abs(first.unexplained) <= near and not (first.is_provisional or second.is_provisional):
-                for row, other in ((first, second), (second, first)):
+            if first.unexplained.copy_abs() <= near and not (first.is_provisional or second.is_provisional):
+                counted = second if is_late else first
+                for row in (first, second):
                     words[row.days, pair] = (
-                        f"day boundary: {number(abs(row.unexplained))} of the {near:,} records within {hours} h of the "
-                        f"end of {first.days} may count as of {(other if row.unexplained < 0 else row).days}"
+                        f"day boundary: {number(row.unexplained.copy_abs())} of the {near:,} records within {hours} h "
+                        f"of the end of {first.days} may count as of {counted.days}"
                     )
     for row in rows:
         if said := words.get((row.days, row.pair)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from functools import reduce
 from itertools import groupby
 from typing import Final, Literal, NamedTuple
 
@@ -17,7 +18,7 @@ from msgspec import Struct
 from shipper import wire
 from shipper.report.days import Days
 from shipper.report.findings import Finding
-from shipper.report.metrics import difference
+from shipper.report.metrics import difference, plus
 from shipper.report.ranges import DateRange
 
 Cause = Literal["restated", "adjustment", "dead_letters", "time_zone", "neighbours"]
@@ -130,8 +131,8 @@ class Row(Struct, frozen=True, kw_only=True):
     @property
     def taken_back(self) -> Decimal:
         """What the platform took back of registrations that it had counted; 0 or less."""
-        amounts = [each.amount for each in self.explanations if each.cause in _TAKES_BACK and each.amount < 0]
-        return sum(amounts, NOTHING)
+        amounts = (each.amount for each in self.explanations if each.cause in _TAKES_BACK and each.amount < 0)
+        return reduce(plus, amounts, NOTHING)
 
     @property
     def status(self) -> Status:

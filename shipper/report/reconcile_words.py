@@ -8,7 +8,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from shipper.report.metrics import difference
+from shipper.report.metrics import plus
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile_rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
 from shipper.report.wording import clean, named, number
@@ -93,13 +93,13 @@ def totals_of(rows: Iterable[Row]) -> Totals:
             row.difference,
             Decimal(row.dead_letters),
             row.unexplained,
-            max(NOTHING, -row.unexplained),
+            max(NOTHING, row.unexplained.copy_negate()),
             max(NOTHING, row.unexplained),
             row.unjudged,
             row.taken_back,
             Decimal(row.contested),
         )
-        totals = Totals(*(difference(mine, -its) for mine, its in zip(totals, figures, strict=True)))
+        totals = Totals(*map(plus, totals, figures))
     return totals
 
 
@@ -155,10 +155,12 @@ def _odds(chance: float) -> str:
 def _alarm(found: Reconciliation) -> Iterator[str]:
     totals = totals_of(found.rows)
     if totals.taken_back:
-        share = f" ({-totals.taken_back / totals.accepted:.1%} of what was accepted)" if totals.accepted else ""
+        count = totals.taken_back.copy_negate()
+        share = f" ({count / totals.accepted:.1%} of what was accepted)" if totals.accepted else ""
+        what = "Alarm" if found.is_alarmed else "Taken back"
         yield (
-            f"{'Alarm' if found.is_alarmed else 'Taken back'}: the platform took back {number(-totals.taken_back)} "
-            f"registrations{share}, by restating its report or by adjustments."
+            f"{what}: the platform took back {number(count)} registrations{share}, "
+            "by restating its report or by adjustments."
         )
 
 
@@ -245,7 +247,7 @@ def _said_of(row: Row) -> Iterator[str]:
     if row.unjudged:
         yield "not yet judged: the days have not been over for long"
     if row.unexplained:
-        count = number(abs(row.unexplained))
+        count = number(row.unexplained.copy_abs())
         yield f"unexplained: {count} missing from the report" if row.unexplained < 0 else f"unexplained: {count} more"
     yield from (explanation.words for explanation in row.explanations)
     if row.result is None:

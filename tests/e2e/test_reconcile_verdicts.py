@@ -176,6 +176,11 @@ def test_records_of_a_source_that_no_report_has_named_are_unassigned_in_every_fo
         said = " ".join((result.stdout + result.stderr).split())
         assert f"Unassigned: {unassigned} accepted records are of marketing source" in said, form
         assert "The report and the ledger agree" not in said
+    openpyxl = pytest.importorskip("openpyxl")
+    path = books.shipper.folder / "october.xlsx"
+    assert books.reconcile("--output", str(path), form="xlsx").returncode == 1
+    facts = dict(openpyxl.load_workbook(path)["verdict"].iter_rows(values_only=True))
+    assert (facts["verdict"], facts["unassigned"]) == ("incomplete", unassigned)
     rows = [row for row in books.reconcile(form="csv").stdout.splitlines() if '"unassigned"' in row]
     assert len(rows) == (1 if sources else 2)
     assert all('"incomplete"' in row for row in rows)

@@ -24,7 +24,7 @@ from shipper.report.reconcile import reconcile
 from shipper.report.reconcile_forms import flat_table, print_table, to_json
 from shipper.report.reconcile_page import render_page
 from shipper.report.reconcile_rows import Pair, Period, Reconciliation, Row
-from shipper.report.reconcile_words import headlines, remarks, said_of
+from shipper.report.reconcile_words import headlines, remarks, said_of, totals_of
 from tests.report_documents import HOSTILE_NAMES, brand, entry, hostile, pair, report
 
 FIRST, LAST = date(2026, 10, 1), date(2026, 10, 8)
@@ -273,6 +273,26 @@ def test_a_period_that_is_not_settled_is_provisional(rng: Random):
         assert {row.status for row in differing(found)} == {status}
         assert found.verdict == ("not yet judged" if status == "provisional" else "differences")
     assert compare(accepted, reports(received), today=LAST, settle_days=0).verdict == "differences"
+
+
+def test_a_result_below_zero_of_a_young_day_is_a_difference_that_no_time_mends():
+    figures = wire.Conversions(registrations=pair("-5"))
+    found = compare({}, [Period(DAY_4, report(brand(entry(5, conversions=figures))))], today=DAY_4.start)
+    assert (found.verdict, found.rows[0].unexplained) == ("differences", -5)
+
+
+def test_figures_of_thirty_digits_are_added_and_taken_apart_exactly():
+    huge = "123456789012345678901234567890"
+    taken_back = f"-{int(huge) - 1}"
+    figures = wire.Conversions(registrations=pair(huge, taken_back))
+    brands = [brand(entry(number, conversions=figures)) for number in (5, 6)]
+    found = compare({}, [Period(DAY_4, report(*brands))])
+    totals = totals_of(found.rows)
+    assert (totals.result, totals.adjustment) == (2 * int(huge), 2 * int(taken_back))
+    lacking = wire.Conversions(registrations=pair(f"-{huge}"))
+    found = compare({}, [Period(DAY_4, report(brand(entry(5, conversions=lacking))))])
+    assert totals_of(found.rows).missing == int(huge)
+    assert f"{int(huge):,} missing" in said_of(found.rows[0])
 
 
 # Day boundaries
