@@ -9,7 +9,8 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from html import unescape
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from rich.console import Console
@@ -227,3 +228,15 @@ def test_a_day_of_nothing_is_a_row_so_that_no_file_is_empty():
     found = reconcile(1001, [Period(day(4), report())], {}, {}, days=Days(), today=YOUNG, settle_days=2)
     (row,) = flat_table(found, shows_elsewhere=False).rows
     assert (row[1], row[-2]) == ("2026-10-04", "agree")
+
+
+def test_the_page_for_finance_has_an_example_of_every_verdict_and_no_code():
+    root = Path(__file__).parents[2]
+    text = (root / "docs/finance.md").read_text()
+    assert "`" not in text
+    assert "--" not in text.replace("|---", "")
+    sections = {part.partition("\n")[0].lower(): part for part in text.split("\n## ")}
+    for verdict in get_args(Verdict):
+        (section,) = (part for title, part in sections.items() if title.split(",")[0] == verdict)
+        assert re.search("(?m)^> ", section), verdict
+    assert "(docs/finance.md)" in (root / "README.md").read_text()
