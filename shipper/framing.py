@@ -221,6 +221,7 @@ class ElementScan:
     def __init__(self, start: int = 0, *, is_within: bool = False) -> None:
         self._start = self._at = start
         self._is_within = is_within
+        self._is_behind = False  # an element, without a comma since
         self._between = b""  # what has come of a head or foot, without blanks
         self._is_strange = False  # that is none
         self._value: _OpenValue | None = None
@@ -241,6 +242,7 @@ class ElementScan:
                 if end is None:
                     break
             start, self._start, self._at, self._value = self._start, end, end, None
+            self._is_behind = True
             yield Frame(start, end, end)  # the comma that follows says that it is within an array
         if is_final and self._start < len(data):
             start, self._start = self._start, len(data)
@@ -266,9 +268,12 @@ class ElementScan:
                     return False
                 if data.startswith(b"]", self._at):
                     self._is_within, self._between = False, b"]"
+                elif self._is_behind and (head := _HEAD.match(data, self._at)):
+                    self._at = head.end() - 1  # as it would be one where a chunk began
                 elif not data.startswith(b",", self._at):
                     return True
                 self._start = self._at = self._at + 1
+                self._is_behind = False
         return True
 
     def _is_past_head(self, data: bytes | bytearray) -> bool:

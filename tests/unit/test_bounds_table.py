@@ -1,0 +1,411 @@
+"""
+Each row of the table of bounds in `docs/security.md`: an input twice as long costs about twice as much.
+
+What is counted is the lines of the package that run, its calls into C, and the bytes that a case says it has read. How
+far a single match goes is proven of the patterns in `test_patterns.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import httpcore
+
+import shipper
+from shipper.addresses import host_of
+from shipper.batching import Batcher
+from shipper.codec.codec import Codec
+from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
+from shipper.config import OAuth2Settings, RecordsSettings, load_settings
+from shipper.delivery.kept import _Answer
+from shipper.delivery.oauth2 import OAuth2Source
+from shipper.delivery.token_sources import NoTokenError
+from shipper.delivery.verdicts import Answer, judge
+from shipper.delivery.waits import asked_wait_s
+from shipper.errors import ShipperError
+from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+from shipper.printable import printable, printable_json
+from shipper.records import Chunk, EncodedChunk, Span, Stream
+from shipper.report.document import read_report
+from shipper.report.exports import to_csv
+from shipper.report.rows import Fetched, source_table
+from shipper.secrets import LiteralSecret
+from shipper.sources.content import open_content
+from shipper.sources.discovery import absolute, expanded
+from shipper.sources.generations import looks_like_generation, sibling_of
+from shipper.sources.incoming import Incoming
+from shipper.sources.reader import READ_BYTES, InputForm, StreamReader
+from shipper.state.affiliates import are_identifiers, counted_as
+from shipper.state.letters import whole_number
+from shipper.state.schema import consumer_id_of
+from tests.cases import each
+
+PACKAGE = str(Path(shipper.__file__).parent)
+TABLE = Path(__file__).parents[2] / "docs" / "security.md"
+SIZE = 800  # bytes of the smallest input
+
+NEW = count()
+
+Run = Callable[[], object]
+Case = Callable[[int], Run]
+
+
+class Operations:
+    """Counts what runs of the package while it is entered: lines, and calls of what is written in C."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Operations:
+        self._before = sys.gettrace(), sys.getprofile()
+        sys.setprofile(self._note_call)
+        sys.settrace(self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before[0])
+        sys.setprofile(self._before[1])
+
+    def _note(self, frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        self.count += event == "line"
+        return self._note
+
+    def _note_call(self, frame: FrameType, event: str, _: Any) -> None:
+        self.count += event == "c_call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+
+class Content:
+    """A file in memory, up to some byte, whose reads are counted."""
+
+    compression = ""
+    descriptor = -1
+    steps_left = float("inf")
+
+    def __init__(self, data: bytes, end: int | None = None) -> None:
+        self.data = data
+        self.end = len(data) if end is None else end
+        self.read_bytes = 0
+
+    def pread(self, length: int, offset: int) -> bytes:
+        found = self.data[offset : min(self.end, offset + length)]
+        self.read_bytes += len(found)
+        return found
+
+    def size(self) -> int:
+        return self.end
+
+    def status(self) -> os.stat_result:
+        raise AssertionError
+
+    def is_ended(self) -> bool:
+        return True
+
+    is_intact = is_ended
+
+    def close(self) -> None: ...
+
+
+def of(read: Callable[[bytes], object], *pieces: bytes, begin: bytes = b"", end: bytes = b"") -> list[Case]:
+    """Cases of an input that is one piece again and again."""
+
+    def case(piece: bytes) -> Case:
+        return lambda size: lambda: read(begin + piece * (size // len(piece)) + end)
+
+    return [case(piece) for piece in pieces]
+
+
+def framed(framing: Framing) -> Callable[[bytes], object]:
+    return lambda data: (framing.cut(data, is_final=False), [*framing.frames(data, 0)])
+
+
+def piped(form: InputForm, step: int = 16) -> Callable[[bytes], object]:
+    def read(data: bytes) -> None:
+        incoming = Incoming(form, max_record_bytes=1 << 20)
+        for start in range(0, len(data), step):
+            incoming.take(data[start : start + step])
+
+    return read
+
+
+def looked_at(form: InputForm, *, looks: int = 1) -> Callable[[bytes], int]:
+    """Read a file that grows; returns how many bytes were read."""
+
+    def read(data: bytes) -> int:
+        content = Content(data)
+        stream = Stream(stream_id=1, kind="file", path="x")
+        reader = StreamReader(content, stream, Path("x"), max_record_bytes=1 << 18, form=form)
+        for look in range(1, looks + 1):
+            content.end = len(data) * look // looks
+            while reader.read(is_final=False) or reader.is_unfinished:
+                pass
+        return content.read_bytes
+
+    return read
+
+
+def encoded(framing: Framing = LINES, *, room_bytes: int = 1 << 20, **settings: Any) -> Callable[[bytes], object]:
+    def read(data: bytes) -> None:
+        codec = Codec(RecordsSettings(**settings), max_record_bytes=1 << 18)
+        stream = Stream(stream_id=1, kind="file", path="x", framing=framing)
+        chunk = Chunk(stream=stream, start_offset=1, end_offset=1 + len(data), data=data)
+        offset = 1
+        while offset < chunk.end_offset:
+            piece = codec.encode(chunk, offset, room_events=10_000, room_bytes=room_bytes, latest=ANY_TIME)
+            assert piece is not None
+            offset = piece.span.end_offset
+
+    return read
+
+
+def answered(status: int = 200) -> Callable[[bytes], object]:
+    return lambda data: judge(Answer(status, "application/json", "", data), events=10)
+
+
+def received(data: bytes) -> None:
+    answer = _Answer()
+    for start in range(0, len(data), 16):
+        answer.feed(data[start : start + 16])
+
+
+def token(data: bytes) -> None:
+    """Have a token endpoint answer so."""
+    source = OAuth2Source(
+        OAuth2Settings(token_url="https://login.example.com/token", client_id="x", client_secret=LiteralSecret("x")),
+        key="intake.oauth2",
+        post_form=None,  # type: ignore[arg-type]
+        now=lambda: 0.0,
+        wall_time=lambda: 0.0,
+    )
+    source._token(Answer(200, "application/json", "", data), 0.0, 0.0)
+
+
+def event(**changes: object) -> bytes:
+    """An event, some of whose values are others."""
+    values = {**json.loads(EVENT), **changes}
+    return json.dumps(values, separators=(",", ":")).encode() + b"\n"
+
+
+def text(data: bytes) -> str:
+    return data.decode("latin-1")
+
+
+def of_value(field: str, *pieces: str) -> list[Case]:
+    """Cases of an event of which one value is long."""
+    return [
+        lambda size, piece=piece: lambda: encoded()(event(**{field: piece * (size // len(piece))})) for piece in pieces
+    ]
+
+
+def deferred(size: int) -> Run:
+    """Close a batch for which as many events of one consumer wait as one of them may hold."""
+    events = size // 10
+    batcher = Batcher(max_events=events, max_bytes=1 << 30, linger_s=1.0)
+    stream = Stream(stream_id=1, kind="file", path="x")
+    span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=events, unsettled=events)
+    ids = [f"{number:036}" for number in range(events)]
+    lines = b"\n".join([b"{}"] * events)
+    batcher.add(
+        EncodedChunk(span=span, lines=lines, event_ids=ids, consumer_ids=[1] * events, has_distinct_event_ids=True), 0.0
+    )
+    return batcher.take
+
+
+def archived(members: Callable[[int], bytes]) -> Case:
+    def prepare(size: int) -> Run:
+        descriptor = os.memfd_create("archive")
+        os.write(descriptor, members(size // 20))
+        content = open_content(descriptor, Path("x.gz"))
+
+        def run() -> None:
+            content.pread(READ_BYTES, 0)
+            content.close()
+
+        return run
+
+    return prepare
+
+
+def reported(data: bytes) -> None:
+    to_csv(source_table([Fetched(read_report(data, account_id=1).report)]))
+
+
+EVENT = (
+    b'{"EventId":"0f6f2a1f-7a55-4b3c-9d1e-2b7c8d9e0f11","IP":"203.0.113.7","Timestamp":"2026-01-02T03:04:05Z",'
+    b'"BTag":"1_00112233445566778899aabbccddeeff","ConsumerID":7,"ConsumerCountry":"DE","ConsumerCurrencyID":"EUR",'
+    b'"Username":"x","BrandID":1,"CustomerCurrencyID":"978","ConsumerStatus":"Verified","AffiliateID":"","ConsumerState":""}'
+)
+HEAD = b"HTTP/1.1 200 OK\r\n"
+CSV = CsvRows(b"a,b,c\n", ",")
+AUTO, ROWS, ARRAYS = InputForm("auto"), InputForm("csv"), InputForm("batch")
+OPEN = (b"[", b"[ ", b"{", b'{"a":', b'"', b'"a', b'\\"', b"0", b"0 ", b"[0", b" ", b"}", b"]", b"{],", b"[],", b"{},")
+STRAY = (b'a","\n', b'"\n', b'""\n', b'"a""\n', b'","\n', b'"a"b\n', b',"', b'""', b"\n", b",", b'x","y\n')
+LINES_OF = (b"\n", b" \n", b"\0", b"\0\n", b"x\n", b"{}\n", b"[", b'{"a":', b'"', b'\\"', b"\r", b"\xff\n")
+CASES: dict[str, list[Case]] = {
+    "One look at a file": [
+        case for form in (AUTO, ROWS, ARRAYS) for case in of(looked_at(form), *LINES_OF, b"[0", b'"\n')
+    ],
+    "A line without an end": of(looked_at(AUTO, looks=8), b"x", b" ", b'{"a":', begin=b"{}\n"),
+    "Trailing NULs of a file": of(looked_at(AUTO, looks=8), b"\0", begin=b"{}\n"),
+    "Lines": [*of(framed(LINES), *LINES_OF), *of(encoded(), b"\n", b" \n", b"\0", b"\0\n", b"\r")],
+    "Rows of CSV": [*of(framed(CSV), *STRAY), *of(framed(CSV), *STRAY, begin=b'"\n', end=b'"x')],
+    "A row of CSV that comes in pieces": of(piped(ROWS), *STRAY, begin=b'EventId,IP\n"'),
+    "Elements of an array": [
+        case for begin in (b"[", b"", b'{"events":[') for case in of(framed(BatchElements()), *OPEN, begin=begin)
+    ],
+    "An element that comes in pieces": [
+        case for begin in (b"[", b"[[", b"[{} ", b'["') for case in of(piped(ARRAYS), *OPEN, begin=begin)
+    ],
+    "An element that a file does not end yet": of(looked_at(ARRAYS), *OPEN, begin=b"[["),
+    "Format and header of an input": [
+        *of(lambda data: sniff(data, is_whole=True), *LINES_OF, *STRAY, b"EventId,"),
+        *of(lambda data: csv_rows(data, is_whole=True), b"a,", b",", b'"', b"a;", b"\t"),
+        *of(piped(AUTO), *LINES_OF, begin=b"{"),
+    ],
+    "Nesting of a record": of(nests_deeply, *OPEN, b"\\"),
+    "Columns of a batch": [
+        *(
+            case
+            for field in ("Timestamp", "BTag", "IP", "EventId", "ConsumerID")
+            for case in of_value(field, "0", "1.", "-")
+        ),
+        *of_value("Timestamp", "T00:00:00.0", "2026-01-02T03:04:05.0", "+00:00"),
+        *of_value("Username", "\\", "\n", "\x00"),
+        *of(encoded(), EVENT.replace(b"05Z", b"05.000+00:00") + b"\n", EVENT.replace(b"0f6f", b"0F6F") + b"\n"),
+        *of(encoded(mode="strict"), EVENT + b"\n"),
+    ],
+    "Parting good records from bad ones": [
+        *of(encoded(), b"x\n", b"[]\n", EVENT + b"\nx\n", EVENT + b"\n" + EVENT.replace(b"203", b"999") + b"\n"),
+        *of(encoded(CSV), b"1,2,3\n", b"1,2\n", b'"\n'),
+    ],
+    "Rewritten records that do not fit into a batch": of(
+        encoded(room_bytes=2_000, unknown_fields="drop"), EVENT.replace(b'"ConsumerState":""', b'"Username":""') + b"\n"
+    ),
+    "Repeated keys": of(
+        repeats_key, b'"a":1,', b'"a":{"a":1,"a":2},', b'"a":[{"b":1,"b":1}],', begin=b"{", end=b'"a":1}'
+    ),
+    "Records of one consumer, or one EventId": [deferred],
+    "Compressed files": [
+        archived(lambda many: EMPTY_MEMBER * many),
+        archived(lambda many: EMPTY_MEMBER + b"\0" * many),
+    ],
+    "Body of an answer": of(received, b"x", begin=HEAD + b"Content-Length: 99999\r\n\r\n"),
+    "What frames an answer: its head and informational ones before it, chunks, trailers": [
+        *of(
+            received, b"X: 1\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nA: b\r\n\r\n", b"X", begin=b""
+        ),
+        *of(received, b"1\r\nx\r\n", b"0", b"1;a=b\r\nx\r\n", begin=HEAD + b"Transfer-Encoding: chunked\r\n\r\n"),
+        *of(received, b"X: 1\r\n", begin=HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n"),
+    ],
+    "Values in an answer": [
+        case
+        for status in (200, 207, 400)
+        for case in of(answered(status), b"[", b"1,", b"{},", b'{"index":1},', b'"3",', b'{"a":', begin=b"[", end=b"1]")
+    ],
+    "Names in an answer": [
+        *of(answered(), b"a", b"rejected", b"0", b"_", begin=b'{"', end=b'":1}'),
+        lambda size: lambda: answered()(json.dumps({f"n{next(NEW)}": 1 for number in range(size // 10)}).encode()),
+    ],
+    "Texts in an answer": [
+        case
+        for begin, end in ((b'{"message":"', b'"}'), (b'[{"message":"', b'"}]'), (b'["', b'"]'), (b"", b""))
+        for case in of(answered(), b"a b ", b"accepted 1 of 2 ", b"no ", b"0 0 ", begin=begin, end=end)
+    ],
+    "`Retry-After` and waits in words": [
+        *of(lambda data: asked_wait_s(text(data), "", date="", wall_time=0.0), b"0", b"1.", b" ", b"Sun, ", b"1:"),
+        *of(lambda data: asked_wait_s("", text(data), date="", wall_time=0.0), b"again ", b"retry 1:", b"wait  ", b"0"),
+        *of(
+            lambda data: asked_wait_s("", "", date=text(data), wall_time=0.0), b"0 ", b"Sun, 1 Jan ", b"-", b"(", b"+1 "
+        ),
+    ],
+    "Names of files": [
+        *of(lambda data: looks_like_generation(text(data)[:255]), b"-1", b".1", b"-2026", b".gz", b"1", b"-1_1"),
+        *of(lambda data: sibling_of(text(data)[:255], lambda _: True), b"-1", b".1", b"-2026", b".gz"),
+    ],
+    "Names and patterns on the command line": of(
+        lambda data: [*expanded(absolute(text(data), "/"))], b"a", b"*", b"[", b"/"
+    ),
+    "`Host` of a request": of(lambda data: host_of(text(data)), b"a", b"a.", b"[", b"1:", b":"),
+    "ConsumerID of a dead letter": [
+        *of(
+            consumer_id_of,
+            b'"ConsumerID": ',
+            b'"ConsumerID":"',
+            b" ",
+            b"0",
+            b'"ConsumerID":1.',
+            begin=b'{"ConsumerID":',
+        ),
+        *of(lambda data: whole_number("17").search(data), b"0", b"1", b"17", b"00 "),
+    ],
+    "AffiliateIDs that are counted in the ledger": of(
+        lambda data: (are_identifiers([text(data)]), counted_as(b"k" * 32)(text(data))), b"a", b".", b" ", b"\xff"
+    ),
+    "A token answer": [
+        *of(token, *OPEN),
+        *of(token, b"x", b"x.", b".", b"e30", b"=", begin=b'{"access_token":"', end=b'"}'),
+        *of(token, b"0", b"9", begin=b'{"access_token":"x","expires_in":1', end=b"}"),
+        *of(token, b"0", b"1.", begin=b'{"access_token":"x","expires_in":"', end=b'"}'),
+        *of(token, b"a", b"_", begin=b'{"error":"', end=b'"}'),
+    ],
+    "A report": [
+        *of(reported, *OPEN),
+        *of(reported, b"0", begin=b'{"openingBalance":1', end=b"}"),
+        *of(reported, b'{"id":1,"marketingSources":[]},', b"{},", b"[", begin=b'{"brands":[', end=b"{}]}"),
+        *of(reported, b'"a":1,', b'"a":{},', begin=b"{", end=b'"b":1}'),
+    ],
+    "Text that is shown": [
+        case
+        for show in (printable, printable_json)
+        for case in of(lambda data, show=show: show(text(data)), b"\x1b", b"a", b"\n")
+    ],
+    "Settings: files, environment, command line": [
+        *of(
+            lambda data: load_settings(config_path="/dev/null", environ={}, overrides=[text(data)]),
+            b"a",
+            b"a.",
+            b"=",
+            b"[",
+        ),
+        *of(
+            lambda data: load_settings(config_path="/dev/null", environ={}, overrides=["log.level=" + text(data)]),
+            *(b"a", b"info", b"[", b'"'),
+        ),
+    ],
+}
+EMPTY_MEMBER = bytes.fromhex("1f8b080000000000000303000000000000000000")
+BY_OPERATOR = {"Patterns of files"}  # which nobody else can write
+
+
+def operations(run: Run) -> int:
+    with Operations() as operations:
+        found: object = None
+        # It may be no text, for a reader that is given nothing else.
+        with suppress(ValueError, RecursionError, ShipperError, NoTokenError, httpcore.RemoteProtocolError):
+            found = run()
+    return operations.count + (found if type(found) is int else 0)
+
+
+@each(("what", "prepare"), [(what, case) for what, cases in CASES.items() for case in cases])
+def test_an_input_twice_as_long_costs_about_twice_as_much(what: str, prepare: Case):
+    operations(prepare(SIZE))  # what is made once, such as a cache
+    few, more, many = (operations(prepare(SIZE * times)) for times in (1, 2, 4))
+    assert few > 0, "nothing is counted"
+    assert more <= 2.3 * few + 300, f"{few}, {more}, {many} operations"
+    assert many <= 2.3 * more + 300, f"{few}, {more}, {many} operations"
+
+
+def test_each_row_of_the_table_has_cases_that_grow():
+    rows = re.findall(r"^\| (?!What \||-)(.+?) \| `", TABLE.read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows)) > 30
+    assert set(rows) == CASES.keys() | BY_OPERATOR
