@@ -12,7 +12,7 @@ import re
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -253,23 +253,18 @@ class Codec:
     def _take_frames(self, chunk: Chunk, start: int, room_events: int, latest: str) -> _Piece:
         """Judge the next records of an input in which a record is not a line."""
         data, framing = chunk.data, chunk.stream.framing
-        end = start = first_record(chunk, start)
-        raws: list[bytes] = []
-        starts: list[int] = []
+        start = first_record(chunk, start)
         walk, self._walk = self._walk, None
         if walk is None or walk.chunk is not chunk or walk.start != start:
             frames = framing.frames(data, start)
             walk = _Walk(chunk, start, next(frames, None), frames)
-        frame, frames = walk.first, walk.others
-        while frame is not None and len(raws) < room_events:
-            raws.append(data[frame.start : frame.end])
-            starts.append(chunk.start_offset + frame.start)
-            end = frame.cut
-            frame = next(frames, None)
-        if frame is None:
-            end = len(data)
-        else:
-            self._walk = _Walk(chunk, end, frame, frames)
+        taken = [] if walk.first is None else [walk.first, *islice(walk.others, room_events - 1)]
+        raws = [data[begin:end] for begin, end, _ in taken]
+        starts = [chunk.start_offset + begin for begin, _, _ in taken]
+        end = len(data)
+        if (following := next(walk.others, None)) is not None:
+            end = taken[-1].cut
+            self._walk = _Walk(chunk, end, following, walk.others)
         csv = framing if isinstance(framing, CsvRows) else None
         return self._sorted_out(raws, starts, end, latest, csv, may_be_cut=_may_be_cut(chunk, start, end))
 

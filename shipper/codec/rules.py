@@ -203,7 +203,10 @@ def latest_timestamp(now_s: float, max_future_seconds: float) -> str:
 
 def may_repeat_keys(data: bytes, records: int) -> bool:
     """Return cheaply whether a key may stand twice in one of `records` that are otherwise valid; False is certain."""
-    return data.count(b'"') != _QUOTES * records
+    quotes = data.count(b'"')
+    if quotes != _QUOTES * records and b"\\\\" not in data:  # no backslash is a value: behind one, a quote ends nothing
+        quotes -= data.count(b'\\"')
+    return quotes != _QUOTES * records
 
 
 def repeats_key(record: bytes) -> bool:

@@ -10,6 +10,7 @@ import pytest
 
 from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
+from shipper.codec.rules import may_repeat_keys
 from shipper.records import MARKER_BYTES, Batch, Chunk, Stream
 from tests.cases import each
 from tests.fakes import strict_records
@@ -341,3 +342,22 @@ def test_a_line_of_exactly_the_limit_needs_room_like_any_other(length: int, spar
 def test_a_hole_longer_than_a_record_does_not_make_the_record_oversized(hole: int):
     pieces = encode(line(5) + b"\n" + b"\0" * hole + L1 + b"\n" + line(6) + b"\n")
     assert good_lines(pieces) == [line(5), L1, line(6)]
+
+
+@each(
+    ("username", "may_repeat"),
+    [
+        (r"some", False),
+        (r"some \"body\"", False),
+        (r"\u0022", False),
+        (r"\\", False),
+        (r"\\ \"", True),
+        (r"\\\"", True),
+    ],
+)
+def test_a_quote_within_a_value_does_not_look_like_one_of_a_repeated_key(username: str, may_repeat: bool):
+    """Certain it has to be only that there is none: every second key is found, whatever stands in the values."""
+    written = with_raw("Username", b'"%b"' % username.encode())
+    assert may_repeat_keys(written, 1) is may_repeat
+    assert may_repeat_keys(written.replace(b'"IP":', b'"IP":"1","IP":'), 1)
+    assert may_repeat_keys(written.replace(b'"BrandID":', b'"BrandID":1,"BrandID":'), 1)
