@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from shipper.permissions import obstacle
 from shipper.records import shown
-from shipper.telemetry.work import Piece, Stage, at_work
+from shipper.telemetry.work import Piece, Stage, at_work, step
 
 Aside = Callable[[Stage, str, int], str]  # for an input and an offset: why it stands aside, empty if it does not
 
@@ -252,6 +252,7 @@ def _folders_below(tops: Iterable[str]) -> Iterator[str]:
     entered: set[tuple[int, int]] = set()
     waiting, linked = deque(tops), deque[str]()
     while waiting or linked:
+        step()
         folder = (waiting or linked).popleft()
         with suppress(OSError, ValueError):  # it has just gone, must not be looked into, or is no name at all
             status = os.stat(folder or os.curdir)

@@ -21,7 +21,7 @@ from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
 from shipper.sources.siblings import Siblings
-from shipper.telemetry.work import Piece, at_work
+from shipper.telemetry.work import Piece, at_work, step
 
 log = structlog.get_logger("sources")
 
@@ -510,6 +510,7 @@ class Follower:
 
     def _try_stray(self, path: Path, present: set[Place], now: float) -> None:
         """Look once, until it changes, whether a file that no pattern names is a stream that is sought."""
+        step()
         with suppress(OSError):
             status = path.stat()
             place, seen = (status.st_dev, status.st_ino), signature(status)

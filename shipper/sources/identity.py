@@ -203,6 +203,7 @@ class StreamBook:
             with suppress(OSError), os.scandir(folder) as entries:
                 device = os.stat(folder).st_dev
                 for entry in entries:
+                    step()
                     known = by_place.get((device, entry.inode()))
                     if known is None or not entry.is_file(follow_symlinks=False):
                         continue
@@ -548,6 +549,7 @@ def _may_be(path: str, stream: Stream) -> bool:
 
 def _is_in_place(stream: Stream) -> bool:
     """Tell whether a stream's file still has the name by which it was seen last."""
+    step()
     try:
         status = os.stat(stream.path)
     except (OSError, ValueError):

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from shipper.sources.discovery import Found, Patterns
 from shipper.sources.generations import sibling_of
+from shipper.telemetry.work import step
 
 _CLOCK_STEP_S: Final = 2.0  # so coarsely a file system may tell the time
 
@@ -56,6 +57,7 @@ class Siblings:
 
     def _in(self, folder: str, since: Mapping[str, float], now_s: float) -> Iterator[Beside]:
         for path, pattern, is_generation in self._list(folder, now_s):
+            step()
             with suppress(OSError):
                 status = os.lstat(path)
                 is_to_see = stat.S_ISREG(status.st_mode) and status.st_size > 0 and pattern in since
@@ -79,6 +81,7 @@ class Siblings:
         return listed
 
     def _beside(self, folder: str, name: str) -> tuple[str, str, bool] | None:
+        step()
         path = os.path.join(folder, name)
         if path in self._names or self._patterns.naming(path) or self._patterns.is_left_out(path):
             return None

@@ -17,7 +17,7 @@ import msgspec
 from shipper.errors import StateError, StateUnwritableError
 from shipper.permissions import DENIALS, disguise, obstacle
 from shipper.state.directory import ACCESS_ADVICE
-from shipper.telemetry.work import Piece, at_work
+from shipper.telemetry.work import Piece, at_work, waiting
 
 SCHEMA_VERSION: Final = 10
 LETTER_OVERHEAD_BYTES: Final = 512
@@ -224,7 +224,8 @@ def all_or_nothing(db: sqlite3.Connection, path: Path) -> Iterator[None]:
     Args:
         path: Of the database; to wait until others are done with it is no work.
     """
-    db.execute("BEGIN IMMEDIATE")
+    with waiting():
+        db.execute("BEGIN IMMEDIATE")
     try:
         with at_work(Piece("save", str(path))):
             yield

@@ -40,7 +40,7 @@ from shipper.state.schema import (
     understood,
 )
 from shipper.state.streams import StreamTable
-from shipper.telemetry.work import Piece, at_work
+from shipper.telemetry.work import Piece, at_work, waiting
 
 # What passes by itself, or when somebody makes room: a full disk, a file system that is read-only for a while.
 _FOR_NOW: Final = {
@@ -178,6 +178,15 @@ class Store:
         return Totals(read=read, accepted=accepted, dead_lettered=dead_lettered, duplicates=duplicates)
 
     @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with waiting():
+            self._lock.acquire()
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
     def _transaction(self) -> Iterator[None]:
         """
         Do all of it or nothing; one at a time, whatever thread it comes from.
@@ -187,7 +196,7 @@ class Store:
             StateError: It cannot be written for another reason.
         """
         try:
-            with self._lock:
+            with self._alone():
                 with all_or_nothing(self._db, self._path):
                     if not log_bytes(self._path):
                         chain_log(self._db)

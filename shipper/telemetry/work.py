@@ -75,6 +75,19 @@ def noted(piece: Piece) -> Iterator[None]:
             note(piece, False)
 
 
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Wait for another thread or process within some work; that is no part of it."""
+    thread = get_ident()
+    around = _pieces.pop(thread, None)
+    try:
+        yield
+    finally:
+        if around is not None:
+            around.steps += 1
+            _pieces[thread] = around
+
+
 def step() -> None:
     """Take note that what this thread is at work on has come further."""
     if (piece := _pieces.get(get_ident())) is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,12 @@ from shipper.codec import Codec
 from shipper.config import RecordsSettings
 from shipper.framing import LINES, BatchElements, CsvRows, Framing
 from shipper.records import Chunk, Stream
+from shipper.state.schema import all_or_nothing
 from shipper.state.stuck import StuckPlaces
 from shipper.telemetry.board import Board
 from shipper.telemetry.live import Live
 from shipper.telemetry.watch import Watch
-from shipper.telemetry.work import Piece, at_work, have_noted, noted
+from shipper.telemetry.work import Piece, at_work, have_noted, noted, pieces, waiting
 from tests.cases import each
 
 LIMIT_S = 10.0
@@ -77,6 +79,37 @@ def test_work_that_goes_on_in_steps_or_in_pieces_within_is_not_stuck(looks: Look
                 pass
             assert looks(1) == ""
         assert looks(10) == "looking for files by /in/*, for 10 s"
+
+
+def test_a_wait_for_somebody_else_within_some_work_is_not_stuck(looks: Looks):
+    with at_work(Piece("find", "/in/*")):
+        with waiting():
+            assert looks(30) == ""
+        assert looks(10) == ""
+        assert looks(1) == "looking for files by /in/*, for 10 s"
+
+
+def test_a_transaction_that_waits_for_another_process_is_not_stuck(looks: Looks, tmp_path: Path):
+    path = tmp_path / "x.db"
+    begun = threading.Event()
+
+    def save(db: sqlite3.Connection) -> None:
+        with closing(db), at_work(Piece("find", "/in/*")):
+            begun.set()
+            with all_or_nothing(db, path):
+                pass
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=60)
+        thread = threading.Thread(target=save, args=[db])
+        thread.start()
+        assert begun.wait(10)
+        while pieces():
+            pass
+        assert looks(30) == ""
+        other.execute("COMMIT")
+        thread.join(60)
 
 
 def test_a_piece_of_another_thread_is_seen(looks: Looks):
