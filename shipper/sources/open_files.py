@@ -15,7 +15,7 @@ from shipper.errors import SourceError
 from shipper.records import Chunk, shown
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
-from shipper.telemetry.work import Piece, at_work
+from shipper.telemetry.work import Piece, at_work, go_on_with
 
 log = structlog.get_logger("sources")
 
@@ -187,17 +187,21 @@ class OpenFiles:
 
     def check_all(self, now: float) -> None:
         """Have all read that have changed, whether anybody has said so or not."""
-        for file in self._files.values():
-            self.check(file, now)
+        with at_work(Piece("open")):
+            for file in self._files.values():
+                go_on_with(Piece("open", file.name, file.reader.stream.key))
+                self._check(file, now)
 
     def check(self, file: OpenFile, now: float) -> None:
         """Have one read if it has changed."""
-        reader = file.reader
-        with at_work(Piece("read", str(reader.path), reader.stream.key, reader.offset)):
-            if file.new_since is None and (
-                file.has_changed(reader.content.status()) or self._ending(file, now) != file.ending
-            ):
-                self.wake(file)
+        with at_work(Piece("open", file.name, file.reader.stream.key)):
+            self._check(file, now)
+
+    def _check(self, file: OpenFile, now: float) -> None:
+        if file.new_since is None and (
+            file.has_changed(file.reader.content.status()) or self._ending(file, now) != file.ending
+        ):
+            self.wake(file)
 
     def note_truncations(self, now: float) -> None:
         """Find out which were truncated, so that a copy of what they hold now is known for one."""

@@ -62,6 +62,11 @@ def at_work(piece: Piece) -> Iterator[Piece]:
             _pieces[thread] = around
 
 
+def go_on_with(piece: Piece) -> None:
+    """Name the next of many small pieces, within an `at_work`."""
+    _pieces[get_ident()] = piece
+
+
 @contextmanager
 def noted(piece: Piece) -> Iterator[None]:
     """Have a piece noted where the next process finds it; done once for many pieces, as it takes a write."""
