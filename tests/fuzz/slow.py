@@ -42,10 +42,10 @@ from tests.fuzz.mutation import mutator
 from tests.report_documents import report
 
 # Two small sizes for each input; two large ones for what grows too fast there, for what is dearer than all before it,
-# and for one of many others.
+# and for one of very many others.
 _SMALL: Final = (32, 128)
 _SIZES: Final = (4_096, 16_384)
-_ONE_OF: Final = 4_096
+_ONE_OF: Final = 16_384
 _DEARER: Final = 1.2
 _SUSPICIOUS_TIMES: Final = 6
 _SPARE_S: Final = 30e-6
@@ -180,7 +180,9 @@ def _cost_s(read: Callable[[bytes], object], data: bytes) -> float:
     return time.process_time() - started
 
 
-_dearest_s: Final[dict[int, float]] = {}
+_dearest_s: Final[dict[int, float]] = {}  # by reader
+_least_s: Final[dict[int, float]] = {}
+_tried: Final[set[tuple[int, bytes, bytes]]] = set()
 
 
 def check_cost(data: bytes) -> object:
@@ -194,20 +196,29 @@ def check_cost(data: bytes) -> object:
     def of_size(size: int) -> bytes:
         return begin + (piece * (size // len(piece) + 1))[:size] + end
 
-    spent_s = _cost_s(read, small := of_size(_SMALL[1]))
-    dearest_s = _DEARER * _dearest_s.get(number, 0.0)
-    tiny = of_size(_SMALL[0])
-    if is_odd := spent_s > dearest_s or _grows(spent_s, _cost_s(read, tiny)):  # but for chance
+    small = of_size(_SMALL[1])
+    spent_s = _cost_s(read, small)
+    kind = number, begin[-2:], piece
+    is_odd = kind not in _tried and _is_odd(number, spent_s, tiny := of_size(_SMALL[0]))
+    if is_odd:  # but for chance
         spent_s = min(spent_s, _cost_s(read, small), _cost_s(read, small))
-        is_odd = spent_s > dearest_s or _grows(spent_s, _cost_s(read, tiny))
+        is_odd = _is_odd(number, spent_s, tiny)
     if is_odd or crc32(data) % _ONE_OF == 1:
         _check_growth(number, *map(of_size, _SIZES))
+        _tried.add(kind)
         _dearest_s[number] = max(spent_s, _dearest_s.get(number, 0.0))
     return number, int(spent_s * 1_000_000).bit_length()
 
 
-def _grows(spent_s: float, spent_on_less_s: float) -> bool:
-    return spent_s > _SUSPICIOUS_TIMES * spent_on_less_s + _SPARE_S
+def _is_odd(number: int, spent_s: float, tiny: bytes) -> bool:
+    """Return whether an input is dearer than all before, or much dearer than a smaller one; which may be known."""
+    if spent_s > _DEARER * _dearest_s.get(number, 0.0):
+        return True
+    if spent_s <= _SUSPICIOUS_TIMES * _least_s.get(number, 0.0) + _SPARE_S:
+        return False
+    least_s = _cost_s(_READERS[number], tiny)
+    _least_s[number] = min(least_s, _least_s.get(number, least_s))
+    return spent_s > _SUSPICIOUS_TIMES * least_s + _SPARE_S
 
 
 def _check_growth(number: int, few: bytes, many: bytes) -> None:
