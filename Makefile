@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt e2e cov bench soak held lives torture fuzz lock all clean
+.PHONY: help setup demo test check fmt e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -59,6 +59,9 @@ lives: setup ## thousands of random lives of files (SEED=1), and outages: some m
 
 torture: setup ## everything goes wrong at once and nothing may be lost (SEED, DURATION=600 seconds)
 	$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
+
+siege: setup ## hostile input, answers and clients for half an hour, good records between (SEED, DURATION=1800 seconds)
+	$(BIN)/python -m tests.siege $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),1800)
 
 fuzz: setup ## hostile input to everything that reads what others wrote (EXECUTIONS=1000000, SEED)
 	$(BIN)/python -m tests.fuzz --executions $(or $(EXECUTIONS),1000000) $(if $(SEED),--seed $(SEED))
