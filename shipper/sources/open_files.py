@@ -13,6 +13,7 @@ import structlog
 
 from shipper.errors import SourceError
 from shipper.records import Chunk, shown
+from shipper.sources.content import ArchiveWaitsError
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
 from shipper.telemetry.work import Piece, at_work, go_on_with
@@ -252,6 +253,9 @@ class OpenFiles:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
             file.trouble = shown(f"{file.reader.path} cannot be read: {error.strerror}")
+        except ArchiveWaitsError as error:
+            file.signature = None  # so that the next check tries again
+            file.trouble = shown(str(error))
         except SourceError as error:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.trouble = shown(str(error))

@@ -270,6 +270,20 @@ def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, servi
     assert result.peak_bytes < 120 << 20, f"{result.peak_bytes >> 20} MiB were held"
 
 
+def test_wide_windows_of_many_archives_do_not_add_up(shipper: Shipper, service: Service, sample: Sample):
+    """Each holds blank lines that fill its window, and a record behind them."""
+    tail = Tail(shipper, service, sample)
+    options = {zstd.CompressionParameter.compression_level: 1, zstd.CompressionParameter.window_log: 26}
+    for number in range(4):
+        data = (b" " * 1023 + b"\n") * (70 << 10) + sample.lines[number]
+        (tail.folder / f"{number}.zst").write_bytes(zstd.compress(data, options=options))
+    tail.start("*.zst")
+    tail.wait(4, limit_s=60)
+    result = tail.stop(4)
+    assert result.peak_bytes < 200 << 20
+    assert "source_unreadable" not in result.stderr
+
+
 def test_archives_that_are_put_into_the_folder_are_followed_to_their_end(
     shipper: Shipper, service: Service, sample: Sample
 ):

@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.siege", description=__doc__)
     parser.add_argument("--seed", type=int, default=SystemRandom().randrange(10**9), help="of everything random")
     parser.add_argument("--duration", type=float, default=1800, help="seconds for which all is hostile")
-    parser.add_argument("--rate", type=float, default=40, help="good records a second")
+    parser.add_argument("--rate", type=float, default=100, help="good records a second")
     options = parser.parse_args()
     again = f"python -m tests.siege --seed {options.seed} --duration {options.duration:g} --rate {options.rate:g}"
     print(f"seed {options.seed}; again with: {again}", flush=True)

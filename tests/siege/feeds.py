@@ -10,7 +10,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar, Final
@@ -27,24 +26,16 @@ KEPT_S: Final = 60.0  # a file that is delivered; then it is deleted
 _BAIT_SHARE: Final = 0.4  # of all turns
 _BAIT_EVERY: Final = 10  # records of an archive
 _TURN_S: Final = 0.1
-_POISON_EVERY: Final = 10
 
 
-class Lines(Records):
-    """Records of which less is poison: to find it takes a dozen requests, and many of the answers are hostile."""
-
-    def make(self, number: int) -> Record:
-        record = super().make(number)
-        return replace(record, rule="") if record.rule == POISON and number % _POISON_EVERY else record
-
-
-class Rows(Lines):
+class Rows(Records):
     """Records as rows of CSV; all of them are good, but for the poison."""
 
     def make(self, number: int) -> Record:
         record = super().make(number)
-        rule = record.rule if record.rule == POISON else ""
-        return Record(record.key, self.write(record.event), record.event, False, rule)
+        return Record(
+            record.key, self.write(record.event), record.event, False, record.rule if record.rule == POISON else ""
+        )
 
     def write(self, event: Mapping[str, Any]) -> bytes:
         out = io.StringIO()
@@ -76,7 +67,7 @@ class Feed(Producer):
 
     name: ClassVar[str]
     pattern: ClassVar = "*"
-    kind_of_records: ClassVar[type[Records]] = Lines
+    kind_of_records: ClassVar[type[Records]] = Records
     kinds: ClassVar[Mapping[str, Callable[[Random], bytes]]] = {}
 
     def __init__(self, folder: Path, number: int, books: Books, rng: Random, *, rate: float) -> None:
