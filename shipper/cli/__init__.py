@@ -17,6 +17,7 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Final, NoReturn, TextIO, cast
 
+from shipper.cli.memory import keep_memory_together
 from shipper.cli.signals import note_signals
 from shipper.errors import ShipperError, first_of
 from shipper.telemetry.work import pieces
@@ -25,7 +26,6 @@ from shipper.telemetry.work import pieces
 # have next to no cycles, and looking for them as often as by default costs a fifth of the start.
 _GC_THRESHOLDS: Final = (100_000, 20, 20)
 _PR_SET_DUMPABLE: Final = 4
-_M_ARENA_MAX: Final = -8
 _EXTRAS: Final = ("rich", "pygments", "click", "trio")
 
 
@@ -83,26 +83,12 @@ def _forbid_looking_into_memory() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _keep_memory_together() -> None:
-    """
-    Let all threads take memory from one arena, as each leaves holes of its own behind bodies and long records.
-
-    There is but one of them at a time that runs Python, so that none waits for another. Without glibc nothing happens.
-    """
-    if sys.platform != "linux" or "MALLOC_ARENA_MAX" in os.environ:
-        return
-    with suppress(ImportError, OSError, AttributeError):
-        import ctypes
-
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
-
-
 def prepare_process() -> None:
     """Set what holds for the process as a whole, before anything else is loaded."""
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
     _forbid_looking_into_memory()
-    _keep_memory_together()
+    keep_memory_together()
     _open_standard_descriptors()
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
     _load_bare("structlog")

@@ -35,6 +35,7 @@ from shipper.cli.common import (
     settings_reader,
     several,
 )
+from shipper.cli.memory import keep_memory_released
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config import Settings
 from shipper.errors import ConfigError, SourceError
@@ -353,6 +354,7 @@ def ship(
             numbers = [*STOP_SIGNALS, *([signal.SIGHUP] if reload else [])]
             async with anyio.create_task_group() as side:
                 side.start_soon(shown.file.keep_written)
+                side.start_soon(keep_memory_released)
                 if sys.stderr.isatty() and isinstance(main, FilesOnce):
                     side.start_soon(_draw_progress, main, pipeline, shown.board)
                 summary = await pipeline.run(received_signals(*numbers))

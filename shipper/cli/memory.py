@@ -1,0 +1,40 @@
+"""Memory that was freed goes back to the system, where the C library is glibc; elsewhere nothing of this happens."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from typing import Final
+
+_M_ARENA_MAX: Final = -8
+_TRIM_SECONDS: Final = 10.0
+
+
+def keep_memory_together() -> None:
+    """
+    Let all threads take memory from one arena, as each leaves holes of its own behind bodies and long records.
+
+    There is but one of them at a time that runs Python, so that none waits for another.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        _call("mallopt", _M_ARENA_MAX, 1)
+
+
+async def keep_memory_released() -> None:
+    """Give holes back now and then, for as long as the process lives: a small object behind one keeps it otherwise."""
+    import anyio
+    from anyio.to_thread import run_sync
+
+    while True:
+        await anyio.sleep(_TRIM_SECONDS)
+        await run_sync(_call, "malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    """Call a function of the C library, if it has that; other threads run meanwhile."""
+    if sys.platform == "linux":
+        with suppress(ImportError, OSError, AttributeError):
+            import ctypes
+
+            getattr(ctypes.CDLL(None), name)(*arguments)
