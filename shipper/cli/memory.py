@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 _M_ARENA_MAX: Final = -8
-_TRIM_SECONDS: Final = 10.0
+_TRIM_SECONDS: Final = 3.0
 
 
 def keep_memory_together() -> None:

@@ -12,7 +12,7 @@ from shipper.errors import HeldBackError
 from shipper.pipeline.saver import Keeper, Saver
 from shipper.state.acks import Acks
 
-MAX_HELD_BYTES: Final = 32 << 20
+MAX_HELD_BYTES: Final = 16 << 20
 """Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
 _SAVED_TOGETHER: Final = 8192  # entries, four records counting as one: then a save waits no longer
 
