@@ -315,6 +315,18 @@ class Archive:
             raise SourceError(self._broken)
         return data
 
+    def forget(self) -> None:
+        """Forget all but the head: it was looked at, and is decompressed from the beginning when its turn comes."""
+        head = self._head if len(self._head) == _HEAD_BYTES else b""
+        self._rewind()
+        self._head = head
+
+    def release(self, offset: int) -> None:
+        """Forget what lies before an offset, but for a little: reading goes on there, after others were read."""
+        if dropped := min(max(0, offset - _KEPT_BYTES - self._start), len(self._window)):
+            self._window = self._window[dropped:]
+            self._start += dropped
+
     def size(self) -> int:
         return max(self._size, self._end)
 

@@ -24,7 +24,7 @@ from shipper.errors import SourceError
 from shipper.framing import CsvRows, Framing
 from shipper.permissions import DENIALS, obstacle
 from shipper.records import Head, Stream, digest, shown
-from shipper.sources.content import Content, open_content
+from shipper.sources.content import Archive, Content, open_content
 from shipper.sources.discovery import Aside, nothing_aside
 from shipper.sources.generations import is_generation_of, looks_like_generation
 from shipper.sources.reader import (
@@ -403,6 +403,8 @@ class StreamBook:
         return self._form.framing_of(head, is_whole=len(head) == READ_BYTES)  # another member may follow
 
     def _reader(self, content: Content, stream: Stream, path: Path, framing: Framing | None = None) -> StreamReader:
+        if isinstance(content, Archive) and not stream.checkpoint:
+            content.forget()
         return StreamReader(
             content, stream, path, max_record_bytes=self._max_record_bytes, form=self._form, framing=framing
         )

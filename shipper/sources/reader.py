@@ -21,6 +21,7 @@ from shipper.framing import (
 )
 from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
 from shipper.sources.content import (
+    Archive,
     Content,
     UnfinishedError,
     begins_like_archive,
@@ -414,6 +415,8 @@ class StreamReader:
         self.note_head()
         self._scanned = 0
         self._tail = data[-MARKER_BYTES:] if len(data) >= MARKER_BYTES else self._last_bytes_seen()
+        if isinstance(self.content, Archive):
+            self.content.release(end_offset)
         return chunk
 
     def note_head(self) -> None:

@@ -270,6 +270,17 @@ def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, servi
     assert result.peak_bytes < 120 << 20, f"{result.peak_bytes >> 20} MiB were held"
 
 
+def test_what_was_decompressed_of_many_archives_does_not_add_up(shipper: Shipper, service: Service, sample: Sample):
+    """All of them are read in turn, a megabyte at a time."""
+    tail = Tail(shipper, service, sample)
+    blanks = gzip.compress((b" " * 1023 + b"\n") * (4 << 10))
+    for number in range(150):
+        (tail.folder / f"{number}.gz").write_bytes(blanks + gzip.compress(sample.lines[number]))
+    tail.start("*.gz")
+    tail.wait(150, limit_s=120)
+    assert tail.stop(150).peak_bytes < 130 << 20
+
+
 def test_wide_windows_of_many_archives_do_not_add_up(shipper: Shipper, service: Service, sample: Sample):
     """Each holds blank lines that fill its window, and a record behind them."""
     tail = Tail(shipper, service, sample)
