@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pkgutil import resolve_name
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.core import TyperGroup
 
 from shipper import __version__
+from shipper.printable import printable
 
 _COMMANDS: Final = {
     "demo": "shipper.cli.demo:demo",
@@ -26,6 +29,29 @@ _COMMANDS: Final = {
     "config": "shipper.cli.config:config_app",
     "dead-letters": "shipper.cli.dead_letters:dead_letters_app",
 }
+# The library has no public name for what its errors of usage have in common.
+_UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+
+
+class _Commands(TyperGroup):
+    """The commands; words of the command line that an error quotes are shown as people may see them."""
+
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        with _printable_errors():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _printable_errors():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _printable_errors() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = printable(error.message, keep="\n\t")
+        raise
 
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -38,6 +64,7 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     """
     app = typer.Typer(
         name="shipper",
+        cls=_Commands,
         help="Ship player-acquisition records to an affiliate platform's intake API, exactly accounted for.",
         no_args_is_help=True,
         rich_markup_mode=None,

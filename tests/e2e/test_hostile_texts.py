@@ -6,18 +6,22 @@ import json
 import os
 import pty
 import re
+import signal
+import socket
 import subprocess
 import threading
 import unicodedata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Shipper, Target, changed
+from tests.e2e.driver import SHIPPER, Shipper, Target, changed, wait_until
 from tests.e2e.fake_service import FakeService, Reply
 from tests.report_documents import brand, entry
 from tests.report_service import ReportService, document, ok
+from tests.reporter import OCTOBER, Reporter
 
 HOSTILE = (
     *("\x1b[2J\x1b]0;title\x07", "\x9b2J\x9d0;title\x9c", "\u202eturned\u2066", "carriage\rreturn", "back\b\b\b\x7f"),
@@ -26,11 +30,26 @@ HOSTILE = (
 )
 TEXT = "".join(HOSTILE)
 NAME = TEXT.replace("/", "")[:60]
+DRAWING = re.compile(r"\r?\x1b\[2K|\x1b\[1A|\x1b\[\?25[lh]")  # over what was drawn before
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def on_terminal(shipper: Shipper, *arguments: str | Path, env: dict[str, str]) -> str:
-    """Run a command whose standard output and error are a terminal; returns what reaches it."""
+def on_terminal(
+    shipper: Shipper,
+    *arguments: str | Path,
+    env: Mapping[str, str] = {},
+    stdin: bytes = b"",
+    until: str = "",
+    then: Callable[[str], None] = lambda _: None,
+) -> str:
+    """
+    Run a command whose standard output and error are a terminal; returns what reaches it.
+
+    Args:
+        stdin: It reads that from a pipe.
+        until: End it with Ctrl-C once this was seen.
+        then: Called before, with what was seen.
+    """
     screen, terminal = pty.openpty()
     seen = bytearray()
 
@@ -43,23 +62,29 @@ def on_terminal(shipper: Shipper, *arguments: str | Path, env: dict[str, str]) -
 
     watching = threading.Thread(target=watch)
     watching.start()
+    environment = {**shipper.environment(), "TERM": "dumb", "COLUMNS": "20000", **env}
     try:
-        command = [SHIPPER, *arguments]
-        environment = {**shipper.environment(), "TERM": "dumb", "COLUMNS": "20000", **env}
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
+        with subprocess.Popen(
+            [SHIPPER, *arguments],
+            stdin=subprocess.PIPE,
             stdout=terminal,
             stderr=terminal,
             cwd=shipper.folder,
             env=environment,
-            timeout=60,
-        )
+        ) as process:
+            try:
+                if until:
+                    wait_until(lambda: until.encode() in seen or process.poll() is not None, until, limit_s=25)
+                    then(seen.decode(errors="replace"))
+                    process.send_signal(signal.SIGINT)
+                process.communicate(stdin, timeout=60)
+            finally:
+                process.kill()
     finally:
         os.close(terminal)
         watching.join(10)
         os.close(screen)
-    assert done.returncode >= 0
+    assert process.returncode >= 0, (arguments, process.returncode)
     text = seen.decode(errors="surrogateescape").replace("\r\n", "\n")
     assert "Traceback" not in text, (arguments, text[-2000:])
     return text
@@ -124,10 +149,92 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 def test_no_text_of_a_record_a_name_or_an_answer_is_obeyed_by_a_terminal(shipped: Shipper):
     for command in COMMANDS:
         options = () if "--config" in command else ("--config", shipped.config)
-        assert_harmless(on_terminal(shipped, *command, *options, env={}), command)
+        assert_harmless(on_terminal(shipped, *command, *options), command)
 
 
-@pytest.mark.parametrize("log_format", ["console", "json"])
+FORMS = ("console", "json")
+
+
+def hostile_words(fake: FakeService) -> None:
+    """Let the service refuse every second batch in hostile words."""
+    refused = json.dumps({"message": TEXT}).encode()
+    fake.default = lambda: Reply(422, refused) if len(fake.bodies) % 2 else Reply()
+
+
+def hostile_lines(sample: Sample, at: int) -> bytes:
+    """Return records and what is none, all of which a rule or the service refuses or not."""
+    lines = sample.lines[at : at + 6]
+    odd = [changed(lines[0], AffiliateID=TEXT[:200]), changed(lines[1], **{TEXT: 1}), changed(lines[2], IP=TEXT)]
+    return b"".join([*odd, *lines[3:], TEXT.encode(), b"\n"])
+
+
+@pytest.mark.parametrize("log_format", FORMS)
+def test_no_text_is_obeyed_by_a_terminal_that_a_sidecar_runs_on(
+    log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    folder = shipper.folder / "logs"
+    folder.mkdir()
+    hostile_words(fake)
+    shipper.target = fake.target
+    for at, name in ((0, NAME), (6, os.fsdecode(b"bytes\xff\xfe" + NAME.encode()[:20]))):
+        (folder / name).write_bytes(hostile_lines(sample, at))
+    debug = ("--log-level", "debug", "--log-format", log_format)
+    command = ("run", f"{folder}/*", *debug, "--set", "batch.max_events=1", "--config", shipper.config)
+    text = on_terminal(shipper, *command, until="record_rejected")
+    assert_harmless(text, command)
+
+
+@pytest.mark.parametrize("log_format", FORMS)
+def test_no_text_is_obeyed_by_a_terminal_at_the_end_of_a_pipe(
+    log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    hostile_words(fake)
+    shipper.target = fake.target
+    debug = ("--log-level", "debug", "--log-format", log_format)
+    for options in (debug, ("--summary", "json")):
+        command = ("pipe", *options, "--set", "batch.max_events=1", "--config", shipper.config)
+        text = on_terminal(shipper, *command, stdin=hostile_lines(sample, 0))
+        assert "dead" in text, text
+        assert_harmless(text, command)
+
+
+def test_no_text_is_obeyed_by_a_terminal_that_watches(shipped: Shipper):
+    command = ("status", "--all", "--watch", "--interval", "0.1", "--config", shipped.config)
+    drawn = on_terminal(shipped, *command, env={"TERM": "xterm", "LINES": "200"}, until="bytes")
+    assert_harmless(DRAWING.sub("", drawn), command)
+    assert_harmless(on_terminal(shipped, *command, "--json", until="bytes"), command)
+
+
+def test_no_text_is_obeyed_by_a_terminal_that_a_sandbox_runs_on(shipper: Shipper):
+    """What comes in a request, and what it is told on the command line."""
+
+    def ask(seen: str) -> None:
+        found = re.search(r"127\.0\.0\.1:(\d+)", seen)
+        assert found, seen
+        for request in (b"GET /%b HTTP/1.1\r\n", b"%b / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nX: %b\r\n"):
+            with socket.create_connection(("127.0.0.1", int(found[1])), timeout=10) as connection:
+                connection.sendall(request % TEXT.encode()[:200].replace(b"\n", b"") + b"\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+
+    command = ("sandbox", "--port", "0")
+    assert_harmless(on_terminal(shipper, *command, until="127.0.0.1:", then=ask), command)
+    for options in (("--port", TEXT), ("--host", TEXT), ("--config", "gone" + NAME), (f"--{TEXT}",), (TEXT,)):
+        assert_harmless(on_terminal(shipper, "sandbox", *options), options)
+
+
+def test_no_word_of_a_command_line_is_obeyed_by_a_terminal(shipper: Shipper):
+    folder = shipper.folder / NAME
+    folder.mkdir()
+    for command in (
+        *(("sample", "--count", "3"), ("sample", "--seed", TEXT), ("sample", "--count", TEXT), ("sample", TEXT)),
+        *(("demo", "--events", TEXT), ("demo", TEXT), ("demo", "--events", "10"), (TEXT,), (f"--{TEXT}",)),
+    ):
+        assert_harmless(on_terminal(shipper, *command, env={"TMPDIR": str(folder)}), command)
+
+
+@pytest.mark.parametrize("log_format", FORMS)
 def test_no_text_is_obeyed_by_a_terminal_that_shows_the_logs(
     log_format: str, shipper: Shipper, fake: FakeService, sample: Sample
 ):
@@ -158,9 +265,35 @@ def test_no_text_of_a_report_is_obeyed_by_a_terminal(shipped: Shipper):
         for command in (
             *(("report", *days, "--checks", "--format", form) for form in ("table", "csv", "ndjson", "json", "html")),
             *(("reconcile", *days, "--format", form) for form in ("table", "csv", "json", "html")),
-            ("report", "versions", *days),
         ):
             text = on_terminal(shipped, *command, "--config", shipped.config, env=env)
             assert len(text) > 100, (command, text)
             assert_harmless(text, command, is_folded="table" in command)
         assert origin.asked
+
+
+def test_no_text_of_a_report_that_was_restated_is_obeyed_by_a_terminal(shipper: Shipper):
+    with ReportService() as origin:
+        told = Reporter(shipper, Target(origin.url, "the-key", "the-token"))
+
+        def restate(name: str) -> None:
+            brands = [brand(entry(name=name, reporting_currency=name), name=name)]
+            changes = {"brands": brands, "reporting_currency": name, "reporting_time": name}
+            origin.rule = lambda asked: ok(
+                document(asked, **changes)[:-1] + b"," + json.dumps({name: name})[1:].encode()
+            )
+
+        options = ("--config", shipper.config)
+        for number, command in enumerate(
+            (("watch", "--once"), ("watch", "--once"), ("fetch",), ("diff",), ("history",))
+        ):
+            restate(TEXT + str(number))
+            words = ("report", *command, "1001", *OCTOBER, *options)
+            text = on_terminal(shipper, *words, env=told.environment)
+            assert "2026-10-01" in text
+            assert "diff" not in command or "longlong" in text, text
+            assert_harmless(text, words, is_folded=True)
+        restate(TEXT + "last")
+        words = ("report", "watch", "1001", *OCTOBER, "--interval", "1", *options)
+        text = on_terminal(shipper, *words, env=told.environment, until="report diff")
+        assert_harmless(text, words)
