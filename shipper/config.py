@@ -231,7 +231,7 @@ class RecordsSettings(Section, frozen=True):
     event_id_fields: Annotated[tuple[str, ...], Meta(description="what a derived EventId is made of")] = ()
     dedupe_window: Annotated[
         int, Meta(ge=0, le=100_000_000, description="accepted EventIds remembered to recognise duplicates; 0 = off")
-    ] = 100_000
+    ] = 1_000_000
     mistake_limit: Annotated[
         int,
         Meta(

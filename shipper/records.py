@@ -265,6 +265,9 @@ class Span(Struct, eq=False, kw_only=True):
         lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
         bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
         event_ids: Of its events, in the same order; none once no record is unsettled.
+        keys: Of EventIds, 16 bytes each: of its events that are, or are to be, accepted.
+        slot: Where the dedupe window has the first one, the others follow; -1 = nowhere together.
+        fresh: So many events, the first ones, had a new EventId; those of the others are added to `keys` once accepted.
         sent_bytes: Length of its events as they are sent, less what those take in memory that wait for an answer.
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
@@ -284,6 +287,9 @@ class Span(Struct, eq=False, kw_only=True):
     lines_at: int = 0
     bounds: array[int] = NO_BOUNDS
     event_ids: list[str] = []
+    keys: bytes = b""
+    slot: int = -1
+    fresh: int = 0
     sent_bytes: int = 0
     accepted: int = 0
     duplicates: int = 0
@@ -362,6 +368,7 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     start_offset: int = 0
     ledger: Mapping[LedgerKey, int] = {}
     repeated: Mapping[LedgerKey, int] = {}
+    keys: bytes = b""
 
 
 class Totals(Struct, kw_only=True):

@@ -2,7 +2,12 @@
 
 from typing import Final
 
-BACK_TO_9: Final = """
+BACK_TO_10: Final = """
+DROP TABLE accepted_ids;
+PRAGMA user_version = 10;
+"""
+BACK_TO_9: Final = f"""
+{BACK_TO_10}
 DROP TABLE ledger_expiry;
 DROP INDEX parts_by_hour;
 PRAGMA user_version = 9;

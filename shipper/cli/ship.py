@@ -461,7 +461,7 @@ def in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
             "look at them with: shipper dead-letters list"
         )
     if summary.duplicates:
-        parts.append(f"{summary.duplicates:,} skipped: their EventId had just been accepted")
+        parts.append(f"{summary.duplicates:,} skipped: their EventId was accepted before")
     if summary.pending:
         parts.append(f"{summary.pending:,} pending: they are sent when the same command runs again")
     return "\n".join(parts)

@@ -152,7 +152,7 @@ class _Check:
                 offset = span.end_offset
                 found.records += span.records
                 found.duplicates += span.duplicates + encoded.waits
-                self._codec.accept(encoded.event_ids[: len(encoded.event_ids) - encoded.waits])
+                self._codec.accept(span, range(span.fresh))
                 found.failed += len(span.rejections)
                 for rejection in span.rejections:
                     broken = found.rules.setdefault(rejection.rule, BrokenRule())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shipper.codec.codec import Codec, first_record
 from shipper.codec.columns import Columns
+from shipper.codec.dedupe import DedupeWindow, key_of
 from shipper.codec.judge import is_from_the_future
 from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
 from shipper.codec.tally import tally
@@ -13,8 +14,10 @@ __all__ = [
     "MESSAGES",
     "Codec",
     "Columns",
+    "DedupeWindow",
     "first_record",
     "is_from_the_future",
+    "key_of",
     "latest_timestamp",
     "tally",
 ]

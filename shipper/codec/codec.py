@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from shipper.codec.columns import Columns
-from shipper.codec.dedupe import DedupeWindow
+from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, DedupeWindow, key_of, keys_of
 from shipper.codec.judge import SEPARATOR, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
@@ -32,6 +32,7 @@ from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Reject
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
 _NONE: Final = Columns.of(())
+_NOT_WATCHED: Final = (b"", -1)
 _WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 
@@ -95,7 +96,7 @@ class Codec:
         self._rewriter = Rewriter(records)
         self._expects_rewriting = self._rewriter.is_mapping
         self._keeps_unknown = records.unknown_fields == "keep"
-        self._may_lack_ids = "event_id" in records.relax
+        self._has_any_ids = "event_id" in records.relax
         self.changes = Changes()
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
@@ -119,6 +120,7 @@ class Codec:
         if chunk.is_oversized:
             return self._refuse_oversized(chunk)
         start = offset - chunk.start_offset
+        room_events = min(room_events, ADMITTED_MAX)
         if chunk.stream.framing is LINES:
             piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
         else:
@@ -153,24 +155,57 @@ class Codec:
 
     def forget(self, encoded: EncodedChunk) -> None:
         """Take a piece back, which is to be encoded once more."""
-        self._window.forget(encoded.event_ids[: len(encoded.event_ids) - encoded.waits])
+        span = encoded.span
+        if span.slot >= 0:
+            self._window.take_back(span.slot, span.keys)
+        else:
+            for event_id in encoded.event_ids[: span.fresh]:
+                self._window.forget(key_of(event_id))
 
     def is_current(self, encoded: EncodedChunk) -> bool:
         """Return whether the answers that events of a piece wait for are still to come."""
         waiting = encoded.event_ids[len(encoded.event_ids) - encoded.waits :]
-        return all(map(self._window.is_unsettled, waiting))
+        return all(map(self._window.is_unsettled, map(key_of, waiting)))
 
     def take_over(self, other: Codec) -> None:
         """Go on with the EventIds that another codec remembers."""
         self._window = other._window
 
-    def accept(self, event_ids: list[str]) -> None:
-        """Take note that events were accepted: from now on, what has one of their ids is a duplicate."""
-        self._window.accept(self._identities(event_ids))
+    def remember(self, keys: bytes) -> None:
+        """Take note of what was accepted by earlier runs."""
+        if self._window.is_on:
+            self._window.remember(keys)
 
-    def refuse(self, event_id: str) -> None:
-        """Take note that an event was refused: from now on, its id is that of no record."""
-        self._window.forget((event_id,))
+    def is_accepted(self, event_id: str) -> bool:
+        """Return whether an event of that id is known to have been accepted."""
+        return self._window.is_accepted(key_of(event_id))
+
+    def accept(self, span: Span, ordinals: Sequence[int]) -> None:
+        """Take note that events of a span were accepted: from now on, what has one of their ids is a duplicate."""
+        if not self._window.is_on:
+            return
+        if span.slot >= 0:
+            is_all = span.fresh == len(span.event_ids)
+            fresh = ordinals if is_all else [ordinal for ordinal in ordinals if ordinal < span.fresh]
+            if self._window.accept(span.slot, fresh):
+                ordinals = () if is_all else [ordinal for ordinal in ordinals if ordinal >= span.fresh]
+        for ordinal in ordinals:
+            if key := key_of(span.event_ids[ordinal]):
+                self._window.accept_one(key)
+                if ordinal >= span.fresh:
+                    span.keys += key
+
+    def refuse(self, span: Span, event_id: str) -> None:
+        """Take note that an event of a span was refused, which is not to be remembered as accepted."""
+        key = key_of(event_id)
+        for start in range(0, len(span.keys), KEY_BYTES):
+            if span.keys.startswith(key, start):
+                span.keys = span.keys[:start] + span.keys[start + KEY_BYTES :]
+                break
+
+    def release(self, event_id: str) -> None:
+        """Take note that no event of that id is on its way any more: from now on, it is that of no record."""
+        self._window.forget(key_of(event_id))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
         """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
@@ -187,13 +222,14 @@ class Codec:
         self.changes.add(piece.changes)
         last_good = piece.starts[-1] if piece.starts else -1
         repeated, waits, waiting_bytes = _NONE, 0, 0
-        if not self._window.admit(self._identities(piece.columns.event_ids)):
+        is_watched = self._window.is_on and chunk.stream.kind != "replay"  # each of the letters is sent
+        keys, slot = self._admit(piece.columns.event_ids) if is_watched else _NOT_WATCHED
+        if slot is None:
             piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
             waits = len(waiting)
             waiting_bytes = 2 * sum(map(len, waiting)) + _WAITING_BYTES * waits  # in the chunk, and each by itself
-            new = piece.columns.event_ids[: len(piece.columns.event_ids) - waits]
-            is_new = self._window.admit(self._identities(new))
-            assert is_new
+            keys, slot = self._admit(piece.columns.event_ids[: len(piece.columns.event_ids) - waits])
+            assert slot is not None
         columns = piece.columns
         events = len(columns.event_ids)
         span = Span(
@@ -209,6 +245,9 @@ class Codec:
             lines_at=piece.starts[0] if events else 0,
             bounds=_bounds_of(piece, chunk.start_offset),
             event_ids=columns.event_ids,
+            keys=keys,
+            slot=slot,
+            fresh=events - waits if is_watched else 0,
             sent_bytes=len(piece.lines) - waiting_bytes,
             ledger=tally(columns),
             repeated=tally(repeated),
@@ -218,14 +257,19 @@ class Codec:
             lines=piece.lines,
             event_ids=columns.event_ids,
             consumer_ids=columns.consumer_ids,
-            has_distinct_event_ids=self._window.is_on,
+            has_distinct_event_ids=is_watched,
             last_good=last_good,
             waits=waits,
         )
 
-    def _identities(self, event_ids: list[str]) -> list[str]:
-        """Leave out the empty ids that a relaxed rule lets pass."""
-        return list(filter(None, event_ids)) if self._may_lack_ids else event_ids
+    def _admit(self, event_ids: list[str]) -> tuple[bytes, int | None]:
+        """Return the keys of ids, and the slot of the first one: -1 if slots do not tell, None if not all are new."""
+        if not self._has_any_ids:
+            keys = keys_of(event_ids)
+            return keys, self._window.admit(keys) if keys else -1
+        keys = b"".join(map(key_of, event_ids))  # an empty id is none
+        slot = self._window.admit(keys) if keys else -1
+        return keys, slot if len(keys) == KEY_BYTES * len(event_ids) or slot is None else -1
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
         """Judge the next lines, all at once if they are good; None if not one of them fits."""
@@ -395,19 +439,20 @@ class Codec:
         if not ends:
             starts = _line_offsets(lines, starts[0])
             ends = list(map(add, starts, map(len, lines)))
-        seen: set[str] = set()
+        seen: set[bytes] = set()
         new: list[int] = []
         waiting: list[int] = []
         repeated: list[Any] = []
         for index, (event, event_id) in enumerate(zip(piece.columns.events, piece.columns.event_ids, strict=True)):
-            if self._window.is_accepted(event_id):
+            key = key_of(event_id)
+            if self._window.is_accepted(key):
                 repeated.append(event)
                 if self._on_duplicate is not None:
                     self._on_duplicate(event_id, stream, starts[index])
-            elif event_id and (event_id in seen or self._window.is_unsettled(event_id)):
+            elif key and (key in seen or self._window.is_unsettled(key)):
                 waiting.append(index)
             else:
-                seen.add(event_id)
+                seen.add(key)
                 new.append(index)
         kept = new + waiting
         left = piece._replace(

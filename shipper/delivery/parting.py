@@ -39,14 +39,19 @@ _SENT: Final = msgspec.json.Decoder(_Sent)
 _RAWS: Final = msgspec.json.Decoder(_Raws)
 
 
+def sent_events(batch: Batch) -> list[SentEvent]:
+    """Read the events, in the order of the body."""
+    return _SENT.decode(batch.body).events
+
+
 def event_ids(batch: Batch) -> list[str]:
     """Read the EventIds, in the order of the body."""
-    return [event.EventId for event in _SENT.decode(batch.body).events]
+    return [event.EventId for event in sent_events(batch)]
 
 
 def sent_event(batch: Batch) -> SentEvent:
     """Read the one event of a batch."""
-    (event,) = _SENT.decode(batch.body).events
+    (event,) = sent_events(batch)
     return event
 
 

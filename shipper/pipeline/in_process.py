@@ -62,6 +62,7 @@ class InProcess:
             settings, settlement, skew=self._skew, ask_time=self._ask_time, give_up_after_s=give_up_after_s
         )
         self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time, suspects=suspects)
+        self._accepted_ids = settlement.saver.accepted_ids
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
         self._senders: list[Sender] = []
@@ -92,6 +93,8 @@ class InProcess:
         )
         self._new_endpoint = partial(Endpoint, endpoint, delivery, section="intake", ssl_context=ssl_context)
         self._senders = [Sender(self._new_endpoint(), self._shared, index) for index in range(delivery.senders)]
+        for keys in self._accepted_ids():
+            self._packer.remember(keys)
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))

@@ -26,6 +26,7 @@ from shipper.config import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
 from shipper.errors import DeliveryGaveUpError, HeldBackError, ShipperError
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
+from shipper.pipeline.counted_once import CountedOnce
 from shipper.pipeline.settlement import Settlement
 from shipper.records import Chunk, Span
 from shipper.telemetry.live import Figures, Live, Pause
@@ -108,6 +109,7 @@ class InWorkers:
         self._has_ended = self._is_hurried = False
         self._numbers = 0
         self._begun: set[int] = set()
+        self._counted_once = CountedOnce(settings)
         self._past: list[Live] = []  # of processes that are no more
 
     def __repr__(self) -> str:
@@ -281,7 +283,7 @@ class InWorkers:
             worker.live = message.live or worker.live
             for part in message.settled:
                 lent = worker.lent[part.stream.stream_id]
-                self._settlement.acks.settle_part(lent.span, part)
+                self._settlement.acks.settle_part(lent.span, self._counted_once.part(lent.chunk, part))
                 if lent.span.start_offset == lent.chunk.end_offset:
                     del worker.lent[lent.number]
             worker.settled_parts += len(message.settled)

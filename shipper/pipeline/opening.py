@@ -92,7 +92,11 @@ def opened_state(settings: Settings) -> Iterator[OpenState]:
     """
     with locked_directory(settings.state.directory) as directory:
         _check_spool(directory / "spool")
-        store = Store(directory, dead_letter_max_bytes=settings.state.dead_letter_max_bytes)
+        store = Store(
+            directory,
+            dead_letter_max_bytes=settings.state.dead_letter_max_bytes,
+            remembered_ids=settings.records.dedupe_window,
+        )
         try:
             youngest = youngest_segment_id(directory / "spool")
             ids = itertools.count(max(store.streams.youngest_id(), youngest) + 1)

@@ -13,7 +13,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from shipper.batching import Batcher, Deferred
 from shipper.codec import Codec, Columns, latest_timestamp, tally
 from shipper.config import Settings
-from shipper.delivery.parting import SentEvent, event_in, sent_event
+from shipper.delivery.parting import SentEvent, event_in, sent_event, sent_events
 from shipper.framing import CsvRows
 from shipper.pipeline.brake import Brake
 from shipper.pipeline.hold import Halt, Hold
@@ -67,6 +67,10 @@ class Packer:
 
     def __repr__(self) -> str:
         return f"<Packer {self._batcher!r}>"
+
+    def remember(self, keys: bytes) -> None:
+        """Take note of the EventIds that earlier runs got accepted."""
+        self._codec.remember(keys)
 
     def reconfigure(self, settings: Settings) -> None:
         """Take over what may change; by other rules, what was refused by the old ones counts no more."""
@@ -186,14 +190,25 @@ class Packer:
 
     def settle(self, batch: Batch) -> None:
         """The service has taken it; what waited for that is a duplicate."""
-        event_ids = _event_ids(batch)
-        self._codec.accept(event_ids)
+        if batch.parts[0][0].stream.kind == "replay":
+            self._count_once(batch)
+        for span, ordinals in batch.parts:
+            self._codec.accept(span, ordinals)
+        waiting = self._batcher.waiting_ids
+        settled = waiting & set(_event_ids(batch)) if waiting else ()
         self._settlement.acks.accept(batch)
-        if waiting := self._batcher.waiting_ids:
-            for event_id in waiting & set(event_ids):
+        if settled:
+            for event_id in settled:
                 for event in self._batcher.drop(event_id):
                     self._settle_duplicate(event)
         self._settlement.tell_progress()
+
+    def _count_once(self, batch: Batch) -> None:
+        """Have the ledger count those that were accepted before as duplicates: dead letters are sent all the same."""
+        spans = [span for span, ordinals in batch.parts for _ in ordinals]
+        for span, event in zip(spans, sent_events(batch), strict=True):
+            if span.stream.kind == "replay" and self._codec.is_accepted(event.EventId):
+                self._settlement.acks.note_repeated(span, _ledger_key(event))
 
     def _settle_duplicate(self, event: Deferred) -> None:
         span = event.span
@@ -221,6 +236,7 @@ class Packer:
             attempts=refusal.attempts,
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
+        self._codec.refuse(span, event.EventId)
         self._settlement.acks.reject(span, rejection, _ledger_key(event))
         self._let_next(event.EventId)
         self._settlement.tell_progress()
@@ -236,7 +252,7 @@ class Packer:
     def _let_next(self, event_id: str) -> None:
         """After a refusal, let the next record of the same EventId be sent: it may be a corrected one."""
         if not self._batcher.release(event_id):
-            self._codec.refuse(event_id)
+            self._codec.release(event_id)
         elif (due_at := self._batcher.due_at) is not None:
             self._lingering.deadline = min(self._lingering.deadline, due_at)  # it waits for input, maybe for long
 

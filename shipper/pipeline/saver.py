@@ -33,6 +33,8 @@ class Keeper(Protocol):
 
     def expire_ledger(self, before_s: float, now_s: float) -> int: ...
 
+    def accepted_ids(self) -> Iterable[bytes]: ...
+
 
 class Obstacle(NamedTuple):
     """
@@ -92,6 +94,10 @@ class Saver:
         self.commits = 0
         self.settled_bytes = 0
         self.unsaved_bytes = 0
+
+    def accepted_ids(self) -> Iterable[bytes]:
+        """Return the EventIds that earlier runs got accepted, 16 bytes each, many at a time; the oldest first."""
+        return self._store.accepted_ids()
 
     @property
     def has_unsaved(self) -> bool:

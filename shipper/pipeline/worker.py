@@ -20,6 +20,7 @@ from shipper.errors import ShipperError, StateError, first_of
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.records import Backlog, Checkpoint, Chunk, Stream
+from shipper.state.accepted_ids import read_accepted_ids
 from shipper.state.store import Saved
 from shipper.telemetry.live import Live
 
@@ -49,7 +50,7 @@ async def work(
         assert isinstance(begin, Begin)
         set_up(begin.worker, begin.settings)
         arrived_tx, arrived_rx = anyio.create_memory_object_stream[Chunk | None](0)
-        reports = _Reports(channel)
+        reports = _Reports(channel, begin.settings)
         pipeline = Pipeline(
             begin.settings,
             _Received(arrived_rx, channel),
@@ -136,8 +137,9 @@ class _Received:
 class _Reports:
     """The store: what is settled is told to the process that has the real one."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, settings: Settings) -> None:
         self._channel = channel
+        self._settings = settings
         self._reported = 0
         self._live: Live | None = None
         self._noted = anyio.Event()
@@ -175,3 +177,6 @@ class _Reports:
 
     def expire_ledger(self, before_s: float, now_s: float) -> int:
         return 0
+
+    def accepted_ids(self) -> Iterable[bytes]:
+        return read_accepted_ids(self._settings.state.directory, self._settings.records.dedupe_window)

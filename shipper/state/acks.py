@@ -20,12 +20,14 @@ from shipper.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, 
 _SPAN_BYTES: Final = 2048
 _KEY_BYTES: Final = 320
 _REJECTION_BYTES: Final = 400
+_ID_BYTES: Final = 16
 
 
 def weight(part: Span | Checkpoint) -> int:
     """Estimate the bytes in memory of a span or a checkpoint, without its chunk."""
     keys = len(part.ledger) + len(part.repeated)
-    return _SPAN_BYTES + _KEY_BYTES * keys + sum(map(_rejection_weight, part.rejections))
+    records = part.records if isinstance(part, Span) else part.read
+    return _SPAN_BYTES + _KEY_BYTES * keys + _ID_BYTES * records + sum(map(_rejection_weight, part.rejections))
 
 
 def _rejection_weight(rejection: Rejection) -> int:
@@ -97,6 +99,7 @@ class Acks:
             rejections=part.rejections,
             ledger=dict(part.ledger),
             repeated=dict(part.repeated),
+            keys=part.keys,
         )
         spans = self._open[span.stream.stream_id]
         spans.insert(spans.index(span), settled)
@@ -151,14 +154,18 @@ class Acks:
         self._note_dead([rejection])
         self._totals.pending -= 1
 
-    def repeat(self, span: Span, key: LedgerKey | None) -> None:
-        """Settle an event as a duplicate; `key` is where the ledger counts it."""
+    def note_repeated(self, span: Span, key: LedgerKey | None) -> None:
+        """Have the ledger count an event as a duplicate, whatever else becomes of it; `key` is where."""
         if key is not None:
             span.ledger[key] -= 1
             if key not in span.repeated:
                 self.held_bytes += _KEY_BYTES
                 self.entries += 1
             span.repeated[key] = span.repeated.get(key, 0) + 1
+
+    def repeat(self, span: Span, key: LedgerKey | None) -> None:
+        """Settle an event as a duplicate; `key` is where the ledger counts it."""
+        self.note_repeated(span, key)
         span.duplicates += 1
         self._settle(span, 1)
         self._totals.duplicates += 1
@@ -226,6 +233,7 @@ def _merge(spans: list[Span]) -> Checkpoint:
         rejections=[rejection for span in spans for rejection in span.rejections],
         ledger=added(span.ledger for span in spans),
         repeated=added(span.repeated for span in spans),
+        keys=b"".join(span.keys for span in spans),
     )
 
 

@@ -52,7 +52,7 @@ class LedgerRow(Struct, frozen=True):
         affiliate_id: Of the events; may be empty, or a hash of one that is no identifier.
         media: The digits in front of the BTag's `_`: the marketing source; empty if there are none.
         accepted: By the service, each once.
-        duplicates: Skipped here, as their EventId had just been accepted.
+        duplicates: Their EventId was accepted before; skipped here, or sent all the same as a dead letter.
     """
 
     hour: str

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from shipper.records import shown
+from shipper.state.accepted_ids import Window, window_of
 from shipper.state.schema import open_for_reading, understood
 from shipper.state.streams import read_started_patterns
 
@@ -94,6 +95,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         dead_letters: How many are kept, by rule.
         letters_without_record: Of those that are kept, how many tell but where their record stands in its input.
         unreachable_bytes: Of all inputs, ever.
+        dedupe_window: How far the EventIds reach back that later runs know.
     """
 
     at: float = 0.0
@@ -108,6 +110,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     letters_without_record: int = 0
     unreachable_bytes: int = 0
     unreachable: list[UnreachableInput] = []
+    dedupe_window: Window = Window()
 
     @property
     def has_inputs(self) -> bool:
@@ -175,6 +178,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
             spool=_spool_state(db, directory / "spool", at),
             dead_letters=_kept_by_rule(db),
             letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
+            dedupe_window=window_of(db),
             unreachable=[
                 UnreachableInput(*row)
                 for row in db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")

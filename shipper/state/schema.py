@@ -19,7 +19,7 @@ from shipper.permissions import DENIALS, disguise, obstacle
 from shipper.state.directory import ACCESS_ADVICE
 from shipper.telemetry.work import Piece, at_work, waiting
 
-SCHEMA_VERSION: Final = 10
+SCHEMA_VERSION: Final = 11
 LETTER_OVERHEAD_BYTES: Final = 512
 # What a dead letter counts against the quota.
 LETTER_BYTES: Final = f"length(raw) + length(header) + {LETTER_OVERHEAD_BYTES}"
@@ -192,7 +192,14 @@ CREATE TABLE ledger_expiry (
 INSERT INTO ledger_expiry VALUES (1, 0, '', '');
 CREATE INDEX parts_by_hour ON ledger_parts (first_hour);
 """
-_FROM_8: Final = _CUT_LETTERS + _LEDGER_EXPIRY
+_ACCEPTED_IDS: Final = """
+CREATE TABLE accepted_ids ( -- the EventIds that were accepted lately: files of 16 bytes each
+    number INTEGER PRIMARY KEY AUTOINCREMENT, -- names the file
+    bytes INTEGER NOT NULL, -- so much of it counts
+    first_at REAL NOT NULL -- when the first one was saved
+) STRICT;
+"""
+_FROM_8: Final = _CUT_LETTERS + _LEDGER_EXPIRY + _ACCEPTED_IDS
 _STEPS: Final = {
     0: _SCHEMA + _FROM_8,
     1: _FROM_1 + _FROM_2 + _LEDGER + _FROM_4 + _FROM_8,
@@ -203,7 +210,8 @@ _STEPS: Final = {
     6: _LEDGER_PARTS + _FOLLOWED + _FROM_8,
     7: _FOLLOWED + _FROM_8,
     8: _FROM_8,
-    9: _LEDGER_EXPIRY,
+    9: _LEDGER_EXPIRY + _ACCEPTED_IDS,
+    10: _ACCEPTED_IDS,
 }  # by the version that is there
 _NAMES_ARE_KEPT_FROM: Final = 10  # in the ledger of an earlier one, AffiliateIDs stand as they came
 

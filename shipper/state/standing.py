@@ -12,6 +12,7 @@ from typing import Final
 from msgspec import Struct
 
 from shipper.records import DeliveryClass
+from shipper.state.accepted_ids import Window
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.overview import Overview, SpoolState, StreamState, UnreachableInput, look_at
 from shipper.telemetry.live import Live
@@ -53,6 +54,7 @@ class StateNow(Struct, frozen=True, kw_only=True):
         dead_letters: How many are kept, by rule.
         letters_without_record: How many of them tell but where their record stands in its input.
         unreachable: Inputs that were gone before they were read, the last ones noticed; `unreachable_bytes` is of all.
+        dedupe_window: How far the EventIds reach back that later runs know.
     """
 
     read: int
@@ -70,6 +72,7 @@ class StateNow(Struct, frozen=True, kw_only=True):
     newest_dead_letters: list[NewestLetter]
     unreachable_bytes: int
     unreachable: list[UnreachableInput]
+    dedupe_window: Window = Window()
 
 
 class Standing(Struct, frozen=True):
@@ -120,6 +123,7 @@ def in_brief(overview: Overview, letters: list[NewestLetter], streams: int | Non
         newest_dead_letters=letters,
         unreachable_bytes=overview.unreachable_bytes,
         unreachable=overview.unreachable[-STREAMS_SHOWN:],
+        dedupe_window=overview.dedupe_window,
     )
 
 

@@ -20,6 +20,7 @@ from shipper.crash_points import crash_point
 from shipper.errors import StateError, StateUnwritableError
 from shipper.records import Checkpoint, Rejection, Totals
 from shipper.state import ledger, ledger_upkeep
+from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, counted_as, ensure_key
 from shipper.state.directory import locked_directory
 from shipper.state.letters import Letters
@@ -81,6 +82,7 @@ class Store:
 
     Args:
         dead_letter_max_bytes: Quota of the dead letters: their bytes and a fixed number for each.
+        remembered_ids: How many accepted EventIds to remember at least; 0 = none, once anything is saved.
 
     Attributes:
         letters: The dead letters, for looking at.
@@ -91,7 +93,7 @@ class Store:
             as it is.
     """
 
-    def __init__(self, directory: Path, *, dead_letter_max_bytes: int = sys.maxsize) -> None:
+    def __init__(self, directory: Path, *, dead_letter_max_bytes: int = sys.maxsize, remembered_ids: int = 0) -> None:
         self._path = directory / "state.db"
         self._dead_letter_max_bytes = dead_letter_max_bytes
         self._lock = threading.Lock()
@@ -106,6 +108,8 @@ class Store:
         self._counted_as = counted_as(ensure_key(directory, is_expected=is_ready))
         with understood(self._path):
             self._open(is_ready=is_ready)
+        self._accepted = AcceptedIds(self._db, directory, remembered_ids)
+        self._remembered_ids = remembered_ids
         self.letters = Letters(self._db, self._path)
         self.streams = StreamTable(self._db, self._path, self._transaction)
 
@@ -165,9 +169,14 @@ class Store:
         """Close the database, unless a thread is stuck in a transaction: then that ends with the process."""
         if self._lock.acquire(blocking=False):
             try:
+                self._accepted.close()
                 self._db.close()
             finally:
                 self._lock.release()
+
+    def accepted_ids(self) -> Iterator[bytes]:
+        """Read the remembered EventIds, 16 bytes each, many at a time; the oldest first."""
+        return read_accepted_ids(self._path.parent, self._remembered_ids)
 
     def totals(self) -> Totals:
         """Read what became of all records before the checkpoints."""
@@ -248,8 +257,10 @@ class Store:
                     used += needed
                     done.append(checkpoint)
             ledger.add(self._db, done, self._counted_as)
+            self._accepted.append(b"".join(checkpoint.keys for checkpoint in done), now_s)
             crash_point("save.commit")
         crash_point("save.done")
+        self._accepted.delete_forgotten()
         return Saved(done, waiting, why)
 
     def _no_room(self, used: int, needed: int) -> str:

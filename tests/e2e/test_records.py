@@ -234,7 +234,8 @@ def test_a_newline_within_a_value_is_no_json_and_one_between_values_is_a_blank(
     assert [(letter.rule, letter.raw) for letter in shipper.read_state().dead_letters] == [("json", broken)]
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (1, 0, 1, 0, 0)
     fake.default = Reply(status=422, body=b"no")
-    (shipper.folder / "other.json").write_bytes(b"[" + spread + b"]")
+    other = json.dumps(json.loads(sample.lines[2]), indent=1).encode()
+    (shipper.folder / "other.json").write_bytes(b"[" + other + b"]")
     assert shipper.backfill(shipper.folder / "other.json").counts() == (1, 0, 1, 0, 0)
     fake.default = Reply()
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (2, 1, 1, 0, 0)

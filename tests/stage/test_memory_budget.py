@@ -179,6 +179,9 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
                 raise StateUnwritableError("no room")
             return store.save(checkpoints, now_s)
 
+        def accepted_ids(self) -> Any:
+            return []
+
         def expire(self, before_s: float) -> int:
             return 0
 

@@ -47,6 +47,9 @@ class MemoryStore:
         self.saves.append(list(checkpoints))
         return Saved(list(checkpoints), [])
 
+    def accepted_ids(self) -> Sequence[bytes]:
+        return []
+
     def saved_up_to(self) -> int:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
 

@@ -2,102 +2,172 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from random import Random
 
-from shipper.codec.dedupe import DedupeWindow
+import pytest
+
+from shipper.codec import dedupe
+from shipper.codec.dedupe import ADMITTED_MAX, DedupeWindow, key_of, keys_of
+
+UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
+A, B, C = (bytes([each]) * 16 for each in b"abc")
+UNKNOWN, UNSETTLED, ACCEPTED = range(3)
 
 
-def knows(window: DedupeWindow, event_id: str) -> bool:
-    return window.is_unsettled(event_id) or window.is_accepted(event_id)
+def state_of(window: DedupeWindow, key: bytes) -> int:
+    return UNSETTLED if window.is_unsettled(key) else ACCEPTED if window.is_accepted(key) else UNKNOWN
 
 
-def test_a_repeated_id_is_not_admitted_whether_its_answer_is_there_or_not():
+def accepted(window: DedupeWindow, *keys: bytes) -> None:
+    slot = window.admit(b"".join(keys))
+    assert slot is not None
+    assert window.accept(slot, range(len(keys)))
+
+
+def test_a_uuid_is_its_own_key_and_any_other_id_has_one():
+    assert keys_of([UUID, UUID.replace("0", "1")]) == key_of(UUID) + key_of(UUID.replace("0", "1"))
+    assert key_of(UUID).hex() == UUID.replace("-", "")
+    others = ["one", "ONE", UUID.upper(), UUID.replace("-", ""), f"{UUID}\n", "é", "0" * 36]
+    assert len({key_of(each) for each in [UUID, *others]}) == len(others) + 1
+    assert {len(key_of(each)) for each in others} == {16}
+    assert key_of("") == b""
+
+
+def test_a_repeated_key_is_not_admitted_whether_its_answer_is_there_or_not():
     window = DedupeWindow(10)
-    assert window.admit(["a", "b"])
-    assert not window.admit(["c", "a"])
-    assert window.is_unsettled("a")
-    assert not window.is_accepted("a")
-    window.accept(["a"])
-    assert not window.admit(["a"])
-    assert window.is_accepted("a")
-    assert not window.is_unsettled("a")
+    slot = window.admit(A + B)
+    assert slot is not None
+    assert window.admit(C + A) is None
+    assert [state_of(window, each) for each in (A, B, C)] == [UNSETTLED, UNSETTLED, UNKNOWN]
+    assert window.accept(slot, [0])
+    assert window.admit(A) is None
+    assert [state_of(window, each) for each in (A, B)] == [ACCEPTED, UNSETTLED]
 
 
-def test_a_refused_id_is_new_again():
+def test_a_refused_key_is_new_again():
     window = DedupeWindow(10)
-    window.admit(["a", "b"])
-    window.forget(["a"])
-    assert window.admit(["a"])
-    assert not window.admit(["b"])
+    window.admit(A + B)
+    window.forget(A)
+    assert window.admit(A) is not None
+    assert window.admit(B) is None
 
 
-def test_ids_that_came_with_a_repeated_one_are_not_remembered():
+def test_keys_that_are_taken_back_are_new_again_and_cost_no_room():
+    window, random = DedupeWindow(10), Random(3)
+    accepted(window, A)
+    for _ in range(10):
+        keys = random.randbytes(16 * ADMITTED_MAX)
+        slot = window.admit(keys)
+        assert slot is not None
+        window.take_back(slot, keys)
+    assert [state_of(window, each) for each in (A, keys[:16], keys[-16:])] == [ACCEPTED, UNKNOWN, UNKNOWN]
+    slot = window.admit(keys)
+    assert slot is not None
+    assert window.admit(B) is not None
+    window.take_back(slot, keys)
+    assert [state_of(window, each) for each in (A, B, keys[:16])] == [ACCEPTED, UNSETTLED, UNKNOWN]
+
+
+def test_keys_that_came_with_a_repeated_one_are_not_remembered():
     window = DedupeWindow(10)
-    window.admit(["a"])
-    window.admit(["b", "a", "c"])
-    assert not knows(window, "b")
-    assert not knows(window, "c")
-    assert window.admit(["b", "c"])
+    window.admit(A)
+    assert window.admit(B + A + C) is None
+    assert [state_of(window, each) for each in (B, C)] == [UNKNOWN, UNKNOWN]
+    assert window.admit(B + C) is not None
 
 
-def test_an_id_that_stands_twice_in_one_admission_is_not_admitted():
+def test_a_key_that_stands_twice_in_one_admission_is_not_admitted():
     window = DedupeWindow(10)
-    assert not window.admit(["a", "b", "a"])
-    assert not knows(window, "a")
-    assert not knows(window, "b")
-    assert window.admit(["a", "b"])
+    assert window.admit(A + B + A) is None
+    assert [state_of(window, each) for each in (A, B)] == [UNKNOWN, UNKNOWN]
+    assert window.admit(A + B) is not None
 
 
-def test_nothing_is_new_and_admitted():
-    assert DedupeWindow(3).admit([])
-
-
-def test_a_window_of_size_0_admits_everything_and_remembers_nothing():
+def test_a_window_that_is_off_knows_nothing():
     window = DedupeWindow(0)
     assert not window.is_on
-    assert window.admit(["a", "a"])
-    window.accept(["a"])
-    assert window.admit(["a"])
-    assert not knows(window, "a")
+    assert state_of(window, A) == UNKNOWN
 
 
-def test_exactly_the_last_ids_are_still_known_when_a_generation_ends():
-    window = DedupeWindow(3)
-    for each in "abcdef":
-        assert window.admit([each])
-        window.accept([each])
-    assert [each for each in "abcdef" if window.is_accepted(each)] == list("abcdef"), "two generations of three"
-    window.admit(["g"])
-    window.accept(["g"])
-    assert [each for each in "abcdefg" if window.is_accepted(each)] == list("defg")
-    assert window.admit(["a"]), "it was forgotten"
+def test_what_earlier_runs_got_accepted_is_known_as_far_as_it_fits():
+    window, random = DedupeWindow(50_000), Random(1)
+    keys = [random.randbytes(16) for _ in range(200_000)]
+    window.remember(b"".join(keys))
+    assert all(map(window.is_accepted, keys[-50_000:]))
+    assert not any(map(window.is_accepted, keys[:100_000]))
+    assert window.admit(random.randbytes(16) + keys[-1]) is None
 
 
-@settings(deadline=None, max_examples=100)
-@given(
-    st.integers(1, 8),
-    st.lists(st.tuples(st.lists(st.integers(0, 40), max_size=4), st.booleans(), st.booleans()), max_size=60),
-)
-def test_against_a_list_of_everything(size: int, steps: list[tuple[list[int], bool, bool]]):
-    window = DedupeWindow(size)
-    unsettled: list[str] = []
-    accepted: list[str] = []
-    for numbers, is_answered, is_accepted in steps:
-        ids = [str(number) for number in numbers]
-        known = {*unsettled, *accepted[-size:]}
-        if window.admit(ids):
-            assert len(set(ids)) == len(ids)
-            assert not set(ids) & known, "an id of the last ones was admitted again"
-            unsettled += ids
-        else:
-            assert len(set(ids)) < len(ids) or set(ids) & {*unsettled, *accepted}, "nothing of it was there before"
-        if is_answered and is_accepted:
-            window.accept(unsettled)
-            accepted += unsettled
-            unsettled = []
-        elif is_answered and unsettled:
-            window.forget([unsettled.pop()])
-        assert {each for each in map(str, range(41)) if window.is_unsettled(each)} == set(unsettled)
-        remembered = {each for each in map(str, range(41)) if window.is_accepted(each)}
-        assert set(accepted[-size:]) <= remembered <= set(accepted)
+def test_what_was_accepted_is_told_from_what_is_new():
+    window = DedupeWindow(10)
+    accepted(window, A)
+    assert window.accept_all(B + A + C + B) == [A, B]
+    assert [state_of(window, each) for each in (A, B, C)] == [ACCEPTED] * 3
+    assert window.accept_all(b"") == []
+
+
+def test_a_million_keys_take_little_memory():
+    window, random = DedupeWindow(1_000_000), Random(2)
+    for _ in range(80):
+        window.remember(random.randbytes(16 * ADMITTED_MAX))
+    arrays = (window._table, window._keys, window._states, window._before)
+    assert sum(memoryview(each).nbytes for each in arrays) < 35_000_000
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_against_a_list_of_everything(monkeypatch: pytest.MonkeyPatch, seed: int):
+    """A small ring, few cells, few numbers: every corner is turned many times."""
+    most = 8
+    monkeypatch.setattr(dedupe, "ADMITTED_MAX", most)
+    random = Random(seed)
+    size = random.randint(1, 40)
+    window = DedupeWindow(size, numbers_max=4 * (size + 3 * most) + 20)
+    if seed % 2:  # many keys in a cell
+        window._cells_count, window._columns = 16, [(0, bytes(each & 15 for each in range(256)))]
+    pool = random.choice([60, 400])
+    states: dict[bytes, int] = {}
+    admitted: list[bytes] = []  # in their order; those that were accepted after they had been overwritten, once more
+    on_their_way: list[tuple[list[bytes], int]] = []
+
+    def accept(keys: list[bytes], slot: int) -> None:
+        late = set(window._stuck)
+        if not window.accept(slot, range(len(keys))):
+            for key in keys:
+                window.accept_one(key)
+        for key in keys:
+            states[key] = ACCEPTED
+            admitted.extend([key] if key in late else [])
+
+    for _ in range(400):
+        action = random.random()
+        recent = set(admitted[-size:])
+        if action < 0.6:
+            keys = [random.randint(0, pool).to_bytes(2) * 8 for _ in range(random.randint(1, most))]
+            may_be_known = any(states.get(key) for key in keys) or len(set(keys)) < len(keys)
+            is_known = any(states.get(key) == UNSETTLED or (states.get(key) and key in recent) for key in keys)
+            slot = window.admit(b"".join(keys))
+            if slot is None:
+                assert may_be_known
+            else:
+                assert not is_known
+                assert len(set(keys)) == len(keys)
+                states |= dict.fromkeys(keys, UNSETTLED)
+                admitted += keys
+                on_their_way.append((keys, slot))
+        elif action < 0.65:
+            keys = [random.randint(9000, 9100).to_bytes(2) * 8 for _ in range(random.randint(1, 20))]
+            window.remember(b"".join(keys))
+            states |= dict.fromkeys(keys, ACCEPTED)
+            admitted += keys
+        elif on_their_way and action < 0.9:
+            accept(*on_their_way.pop(random.randrange(len(on_their_way))))
+        elif on_their_way:
+            keys, _ = on_their_way.pop(random.randrange(len(on_their_way)))
+            for key in keys:
+                window.forget(key)
+                states[key] = UNKNOWN
+        recent = set(admitted[-size:])
+        for key in random.sample(list(states), min(8, len(states))):
+            state, found = states[key], state_of(window, key)
+            assert found == state or (state == ACCEPTED and found == UNKNOWN and key not in recent)
+    assert window._renumbered, "the numbers of slots did not come to their end"

@@ -81,7 +81,7 @@ def test_records_are_duplicates_by_the_ids_that_they_have_after_rewriting():
     spelled = [line(1), line(EventId=first.upper()), line(EventId=f"{{{first}}}"), line(2)]
     (piece,) = encode(b"\n".join(spelled) + b"\n", codec=window)
     assert (good_lines([piece]), piece.waits) == ([line(1), line(2), line(1), line(1)], 2)
-    window.accept(piece.event_ids[:2])
+    window.accept(piece.span, range(2))
     (again,) = encode(b"\n".join(spelled) + b"\n", codec=window)
     assert (good_lines([again]), again.span.duplicates) == ([], 4)
 
@@ -114,7 +114,7 @@ def test_one_player_twice_is_a_duplicate_by_the_derived_id():
     again = line(EventId=MISSING, Username="another", ConsumerID="1")
     window = codec(event_id="derive", dedupe_window=10)
     (first,) = encode(line(EventId=MISSING) + b"\n", codec=window)
-    window.accept(first.event_ids)
+    window.accept(first.span, range(1))
     (piece,) = encode(again + b"\n", codec=window)
     assert (good_lines([piece]), piece.span.duplicates) == ([], 1)
 

@@ -234,6 +234,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
             "newest_dead_letters",
             "unreachable_bytes",
             "unreachable",
+            "dedupe_window",
         ),
     }
 

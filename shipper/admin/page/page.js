@@ -88,7 +88,7 @@ function sections(live, state, report, said, now) {
   notice(live);
   facts(live, now);
   tiles(live, state, said.is_open_line === true);
-  balance(live, state);
+  balance(live, state, now);
   streams(state, now);
   deadLetters(live, state, now);
   expiries(live, report, now);

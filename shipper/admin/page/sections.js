@@ -53,7 +53,7 @@ function tile(title, value, note, flag = "") {
 }
 
 /** Show that every record that was read is accounted for. */
-function balance(live, state) {
+function balance(live, state, now) {
   const isEven = sum([live.accepted, live.dead_lettered, live.duplicates, live.pending]) === live.read;
   const parts = `${count(state.dead_lettered)} dead-lettered + ${several(state.duplicates, "duplicate")}`;
   const since = `Since the state was made: ${count(state.read)} read = ${count(state.accepted)} accepted + ${parts}.`;
@@ -70,8 +70,14 @@ function balance(live, state) {
       term("+", live.pending, "pending"),
     ),
     isNumber(state.read) ? el("p", { class: "note" }, since) : null,
+    remembered(fields(state.dedupe_window), now),
   );
   document.getElementById("balance").hidden = !isNumber(live.read);
+}
+
+function remembered({ event_ids: known, since }, now) {
+  if (!isNumber(since)) return null;
+  return el("p", { class: "note" }, `The dedupe window has ${several(known, "EventId")}, accepted since `, time(since, now));
 }
 
 function term(sign, value, word) {

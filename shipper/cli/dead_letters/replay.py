@@ -60,7 +60,6 @@ def replay(
         raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
-    settings = replaced(settings, records=replaced(settings.records, dedupe_window=0))
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
     from shipper.state.directory import holder_of

@@ -199,7 +199,14 @@ def remains(seen: Look) -> list[str]:
     letters = f"dead letters: {kept:,} kept" + (f" ({by_rule}); look at them with: {command}" if kept else "")
     if count := overview.letters_without_record:
         letters += f"; of {count:,} only the position is known, and input.on_complete leaves their files alone"
-    return [*_spool(overview.spool, seen), letters, *unreachable(seen), *not_read(seen)]
+    return [*_spool(overview.spool, seen), letters, *_window(overview, seen), *unreachable(seen), *not_read(seen)]
+
+
+def _window(overview: Overview, seen: Look) -> list[str]:
+    window = overview.dedupe_window
+    if window.since is None:
+        return []
+    return [f"dedupe window: {several(window.event_ids, 'EventId')}, accepted since {moment(window.since, seen.at)}"]
 
 
 def _spool(spool: SpoolState, seen: Look) -> list[str]:

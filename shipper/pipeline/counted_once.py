@@ -1,0 +1,70 @@
+"""An EventId that two workers got accepted, as both had it on its way, is counted once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec.structs import replace
+
+from shipper.codec import Codec, Columns, DedupeWindow, key_of, tally
+from shipper.codec.rules import ANY_TIME
+from shipper.config import Settings
+from shipper.delivery.parting import event_in
+from shipper.records import Checkpoint, Chunk, LedgerKey
+
+_PIECE_EVENTS = 1000
+
+
+class CountedOnce:
+    """
+    Knows the EventIds that any worker of a run got accepted.
+
+    Each worker knows those of earlier runs and its own, so what it reports is new, but for what another one had at the
+    same time.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._window = DedupeWindow(settings.records.dedupe_window)
+
+    def part(self, chunk: Chunk, part: Checkpoint) -> Checkpoint:
+        """Return what a worker reports of the beginning of what is left of a chunk; what repeats is a duplicate."""
+        known = set(self._window.accept_all(part.keys)) if self._window.is_on else set()
+        if not known:
+            return part
+        keys = self._ledger_keys(chunk, part, known)
+        return replace(
+            part,
+            accepted=part.accepted - len(known),
+            duplicates=part.duplicates + len(known),
+            ledger=Counter(part.ledger) - keys,
+            repeated=Counter(part.repeated) + keys,
+            keys=b"".join(each for each in _split(part.keys) if each not in known),
+        )
+
+    def _ledger_keys(self, chunk: Chunk, part: Checkpoint, wanted: set[bytes]) -> Counter[LedgerKey]:
+        """Look the records up as they came, and tell what the ledger counts them by."""
+        codec = Codec(
+            replace(self._settings.records, dedupe_window=0), max_record_bytes=self._settings.input.max_record_bytes
+        )
+        found: Counter[LedgerKey] = Counter()
+        missing, offset = set(wanted), part.start_offset
+        while missing and offset < part.end_offset:
+            piece = codec.encode(
+                chunk,
+                offset,
+                room_events=_PIECE_EVENTS,
+                room_bytes=self._settings.batch.max_bytes,
+                latest=ANY_TIME,
+            )
+            assert piece is not None, "a record alone always fits"
+            offset = piece.span.end_offset
+            for event_id, line in zip(piece.event_ids, piece.lines.split(b"\n"), strict=bool(piece.event_ids)):
+                if (key := key_of(event_id)) in missing:
+                    missing.remove(key)
+                    found.update(tally(Columns.of([event_in(line)])))
+        return found
+
+
+def _split(keys: bytes) -> list[bytes]:
+    return [keys[start : start + 16] for start in range(0, len(keys), 16)]

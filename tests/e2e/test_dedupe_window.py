@@ -1,0 +1,210 @@
+"""An EventId is counted once: across runs, restarts and kills, as far back as the dedupe window reaches."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shipper.state.ledger import read_ledger
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.fake_service import HANG, FakeService, Reply
+
+
+def export(shipper: Shipper, name: str, lines: list[bytes]) -> Path:
+    path = shipper.folder / name
+    path.write_bytes(b"".join(lines))
+    return path
+
+
+def counted(shipper: Shipper) -> tuple[int, int]:
+    """How many records the ledger counts as accepted and as duplicates."""
+    rows = read_ledger(shipper.state)
+    return sum(row.accepted for row in rows), sum(row.duplicates for row in rows)
+
+
+def test_overlapping_exports_in_two_backfills_count_each_event_id_once(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    first = shipper.backfill(export(shipper, "first.ndjson", sample.lines[:10]))
+    assert (first.returncode, first.counts()) == (0, (10, 10, 0, 0, 0))
+    second = shipper.backfill(export(shipper, "second.ndjson", sample.lines[6:14]))
+    assert (second.returncode, second.counts()) == (0, (8, 4, 0, 4, 0))
+    assert counted(shipper) == (14, 4)
+    service.assert_holds_exactly(sample.ids[:14])
+    assert service.counts()["duplicates"] == 0, "what is known was sent again"
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_one_way_to_ship_got_accepted_another_one_knows(
+    shipper: Shipper, service: Service, sample: Sample, workers: int
+):
+    assert shipper.pipe(b"".join(sample.lines[:300])).counts() == (300, 300, 0, 0, 0)
+    path = export(shipper, "again.ndjson", sample.lines[:400])
+    again = shipper.backfill(path, "--workers", str(workers))
+    assert (again.returncode, again.counts()) == (0, (400, 100, 0, 300, 0))
+    assert counted(shipper) == (400, 300)
+    assert shipper.pipe(b"".join(sample.lines[200:500])).counts() == (300, 100, 0, 200, 0)
+    assert counted(shipper) == (500, 500)
+    assert service.counts()["duplicates"] == 0
+
+
+def test_a_follower_that_is_started_again_knows_what_the_last_one_got_accepted(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    settings = {"input.include": [str(shipper.folder / "*.ndjson")]}
+    for number, lines in enumerate([sample.lines[:50], sample.lines[30:80]]):
+        export(shipper, f"{number}.ndjson", lines)
+        running = shipper.start("run", settings=settings)
+        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "all of it is settled")  # noqa: B023
+        assert running.stop().returncode == 0
+    assert counted(shipper) == (80, 20)
+    service.assert_holds_exactly(sample.ids[:80])
+
+
+def test_after_a_kill_what_was_not_committed_is_sent_again_and_counts_once(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    total = 4000
+    export(shipper, "events.ndjson", sample.lines[:total])
+    settings = {"batch.max_events": 50, "delivery.concurrency": 2, "state.commit_interval_seconds": 0.02}
+    kills = 0
+    for _ in range(4):
+        before = service.received
+        running = shipper.start("backfill", "events.ndjson", settings=settings)
+        running.wait_until(lambda: service.received > before + 300, "something is delivered")  # noqa: B023
+        running.kill()
+        kills += shipper.read_state().read < total
+    assert kills == 4, "it had ended before it was killed"
+    assert shipper.backfill("events.ndjson", settings=settings).returncode == 0
+    state = shipper.read_state()
+    assert (state.read, state.accepted, state.duplicates) == (total, total, 0), "what was not committed is no duplicate"
+    assert counted(shipper) == (total, 0)
+    again = shipper.backfill(export(shipper, "again.ndjson", sample.lines[:total]), settings=settings)
+    assert again.counts() == (total, 0, 0, total, 0)
+    assert counted(shipper) == (total, total)
+    service.assert_holds_exactly(sample.ids[:total])
+
+
+def test_a_record_that_was_refused_is_sent_when_it_comes_again_in_another_run(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    fake.default = lambda: Reply(status=422, body=b"no") if b"refuse this" in fake.bodies[-1] else Reply()
+    bad = changed(sample.lines[0], Username="refuse this one")
+    one = {"delivery.concurrency": 1}
+    assert shipper.pipe(bad + b"".join(sample.lines[1:10]), settings=one).counts() == (10, 9, 1, 0, 0)
+    assert shipper.pipe(b"".join(sample.lines[:10]), settings=one).counts() == (10, 1, 0, 9, 0)
+    assert counted(shipper) == (10, 9)
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:10]), "the corrected one was not sent"
+
+
+def test_dead_letters_are_all_sent_again_and_count_once(shipper: Shipper, fake: FakeService, sample: Sample):
+    shipper.target = fake.target
+    bad = [changed(line, ConsumerState="XXX") for line in sample.lines[:3]]
+    assert shipper.pipe(b"".join([*bad, *sample.lines[1:10]])).counts() == (12, 9, 3, 0, 0)
+    replayed = shipper.run(
+        "dead-letters", "replay", "--summary", "json", settings={"records.relax": ["state"], "batch.max_events": 2}
+    )
+    assert (replayed.returncode, replayed.counts()) == (0, (3, 3, 0, 0, 0))
+    assert counted(shipper) == (10, 2), "two of them had been accepted before"
+    assert shipper.pipe(b"".join(sample.lines[:10])).counts() == (10, 0, 0, 10, 0), "a letter was not remembered"
+
+
+def test_ids_that_are_no_uuid_are_known_in_the_next_run_and_an_empty_one_is_none(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    settings = {"records.relax": ["event_id"], "records.mode": "strict"}
+    lines = [changed(line, EventId=name) for line, name in zip(sample.lines, ["", "one", "ONE", "é"], strict=False)]
+    lines.append(sample.lines[5])
+    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 5, 0, 0, 0)
+    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (5, 1, 0, 4, 0)
+    assert shipper.pipe(sample.lines[5]).counts() == (1, 0, 0, 1, 0), "not known by the strict rule"
+
+
+def test_without_a_window_nothing_is_remembered_and_what_was_is_forgotten(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    data = b"".join(sample.lines[:10])
+    assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0)
+    assert shipper.pipe(data, settings={"records.dedupe_window": 0}).counts() == (10, 10, 0, 0, 0)
+    assert shipper.pipe(data).counts() == (10, 10, 0, 0, 0), "it was remembered over a gap"
+    assert len(list((shipper.state / "accepted_ids").iterdir())) == 1
+
+
+def test_the_window_keeps_at_least_as_many_as_it_is_told_and_hardly_more(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    size = 5000
+    settings = {"records.dedupe_window": size}
+    for start in range(0, 24_000, 4000):
+        shipper.pipe(b"".join(sample.lines[start : start + 4000]), settings=settings)
+    kept = sum(path.stat().st_size for path in (shipper.state / "accepted_ids").iterdir()) // 16
+    assert size <= kept <= size + 8000
+    with closing(sqlite3.connect(shipper.state / "state.db")) as db:
+        assert db.execute("SELECT sum(bytes) FROM accepted_ids").fetchone()[0] == 16 * kept
+    lines = sample.lines[24_000 - size : 24_000]
+    assert shipper.pipe(b"".join(lines), settings=settings).counts() == (size, 0, 0, size, 0)
+    assert shipper.pipe(b"".join(sample.lines[:100]), settings=settings).counts() == (100, 100, 0, 0, 0)
+
+
+def test_a_run_goes_on_without_files_of_ids_that_are_gone_or_something_else(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    data = b"".join(sample.lines[:10])
+    folder = shipper.state / "accepted_ids"
+    for harm in (lambda path: path.write_bytes(b"x" * 35), lambda path: path.symlink_to("/dev/zero"), lambda _: None):
+        shipper.pipe(data)
+        for path in folder.iterdir():
+            path.unlink()
+            harm(path)
+        result = shipper.pipe(data)
+        assert (result.returncode, result.counts()) == (0, (10, 10, 0, 0, 0))
+        assert shipper.pipe(data).counts() == (10, 0, 0, 10, 0)
+        for path in folder.iterdir():
+            path.unlink()
+
+
+def test_while_there_is_no_room_for_ids_nothing_is_committed(shipper: Shipper, service: Service, sample: Sample):
+    shipper.pipe(sample.lines[0])
+    folder = shipper.state / "accepted_ids"
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    folder.write_bytes(b"")
+    settings = {"delivery.give_up_after_seconds": 1}
+    result = shipper.pipe(b"".join(sample.lines[1:10]), settings=settings)
+    assert (result.returncode, result.counts()) == (4, (9, 0, 0, 0, 9))
+    assert "accepted_ids cannot be written" in result.stderr
+    folder.unlink()
+    assert shipper.pipe(b"").counts() == (9, 9, 0, 0, 0)
+    assert counted(shipper) == (10, 0)
+
+
+def test_status_says_how_far_back_the_window_reaches(shipper: Shipper, service: Service, sample: Sample):
+    shipper.pipe(b"".join(sample.lines[:10]))
+    shipper.pipe(b"".join(sample.lines[5:20]))
+    window = json.loads(shipper.run("status", "--json").stdout)["state"]["dedupe_window"]
+    assert window["event_ids"] == 20
+    assert window["since"] > 0
+    assert "dedupe window: 20 EventIds, accepted since " in shipper.run("status").stdout
+
+
+def test_two_records_of_one_id_that_two_workers_get_accepted_count_once(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    fake.plan(HANG, HANG)
+    for name in ("a.ndjson", "b.ndjson"):
+        export(shipper, name, sample.lines[:20])
+    running = shipper.start("backfill", "a.ndjson", "b.ndjson", "--workers", "2", "--summary", "json")
+    running.wait_until(lambda: fake.requests == 2, "each of the two has sent them")
+    fake.release()
+    result = running.finish(limit_s=60)
+    assert (result.returncode, result.counts()) == (0, (40, 20, 0, 20, 0))
+    assert counted(shipper) == (20, 20)
