@@ -35,6 +35,7 @@ log = structlog.get_logger("report")
 
 CONCURRENCY: Final = 4
 PATIENCE_S: Final = 120.0
+_LOOK_S: Final = 1.0
 _MAX_REPORT_BYTES: Final = 64 << 20
 _WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
 _NOT_LET_IN: Final = {"token", "subscription_key", "credentials", "tls"}
@@ -158,7 +159,7 @@ class ReportClient:
 
     async def _attempt(self, path: str) -> tuple[Verdict, bytes, Passage]:
         """Ask once; a failure that is waited out is for the caller to note."""
-        passage = await self._gate.enter(1)
+        passage = await self._entered()
         try:
             verdict, body = await self._sent(path)
         finally:
@@ -169,6 +170,20 @@ class ReportClient:
             note = self._gate.note_accepted if verdict.action is Action.ACCEPT else self._gate.note_answered
             note(passage)
         return verdict, body, passage
+
+    async def _entered(self) -> Passage:
+        """
+        Wait until a request may be sent.
+
+        Raises:
+            NoServiceError: The answer to another request asks for a wait that is too long.
+        """
+        while True:
+            with anyio.move_on_after(max(self._patience_s, _LOOK_S)):
+                return await self._gate.enter(1)
+            wait_s = self._gate.wait_s
+            if wait_s > self._patience_s:
+                raise NoServiceError(f"{self._gate.message}; it asks to wait {wait_s:.0f} s more, that is too long")
 
     def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
         """Tell what a report that failed for too long means for the others."""

@@ -502,3 +502,14 @@ def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.
     assert virtual(model, one, section={"token": None, "oauth2": oauth2}).report
     assert len(model.asked) == 1
     assert model.times[0] > 30
+
+
+async def test_a_wait_of_an_hour_that_one_answer_asks_for_is_not_waited_out_by_the_others(service: ReportService):
+    later = refusal(429, Retry_After="3600")
+    service.rule = lambda asked: later if asked.start == START else refusal(503)
+    parts = parts_of([1001], START, START + timedelta(days=1), "day")
+    with anyio.fail_after(20):
+        async with client(service, patience_s=0.5) as used:
+            outcome = await fetch_parts(used, parts, concurrency=2, use=lambda part, fetched: None)
+    assert [part for part, _ in outcome.failed] == parts
+    assert all(isinstance(error, NoServiceError) for _, error in outcome.failed[:1])
