@@ -28,13 +28,14 @@ from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config import OAuth2Settings, RecordsSettings, load_settings
 from shipper.delivery.kept import _Answer
 from shipper.delivery.oauth2 import OAuth2Source
+from shipper.delivery.parting import halves
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
 from shipper.delivery.waits import asked_wait_s
 from shipper.errors import ShipperError
 from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
 from shipper.printable import printable, printable_json
-from shipper.records import Chunk, EncodedChunk, Span, Stream
+from shipper.records import Batch, Chunk, EncodedChunk, Span, Stream
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
 from shipper.report.rows import Fetched, source_table
@@ -44,9 +45,11 @@ from shipper.sources.discovery import absolute, expanded
 from shipper.sources.generations import looks_like_generation, sibling_of
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import READ_BYTES, InputForm, StreamReader
+from shipper.sources.segments import form_of
 from shipper.state.affiliates import are_identifiers, counted_as
 from shipper.state.letters import whole_number
 from shipper.state.schema import consumer_id_of
+from shipper.wire import BODY_HEAD, BODY_TAIL
 from tests.cases import each
 
 PACKAGE = str(Path(shipper.__file__).parent)
@@ -221,6 +224,19 @@ def deferred(size: int) -> Run:
     return batcher.take
 
 
+def halved(size: int) -> Run:
+    """Take a batch apart until its last event is alone."""
+    events = size // 10
+    batch = Batch(number=1, body=BODY_HEAD + b",".join([EVENT] * events) + BODY_TAIL, events=events, parts=[])
+
+    def run() -> None:
+        left = batch
+        while left.events > 1:
+            left = halves(left)[-1]
+
+    return run
+
+
 def archived(members: Callable[[int], bytes]) -> Case:
     def prepare(size: int) -> Run:
         descriptor = os.memfd_create("archive")
@@ -295,6 +311,8 @@ CASES: dict[str, list[Case]] = {
         repeats_key, b'"a":1,', b'"a":{"a":1,"a":2},', b'"a":[{"b":1,"b":1}],', begin=b"{", end=b'"a":1}'
     ),
     "Records of one consumer, or one EventId": [deferred],
+    "A refused batch": [halved],
+    "Names in the state directory": of(lambda data: form_of(Path("/x", text(data)[:255])), b"1", b"1.", b"0.ndjson"),
     "Compressed files": [
         archived(lambda many: EMPTY_MEMBER * many),
         archived(lambda many: EMPTY_MEMBER + b"\0" * many),
