@@ -74,6 +74,8 @@ def read(record: bytes, repeated: set[str]) -> dict[str, Any] | str:
         names = [name for name, _ in found]
         repeated.clear()  # the object itself comes last
         repeated.update(name for name in names if names.count(name) > 1)
+        if repeated:
+            json.dumps(found, ensure_ascii=False).encode()  # raises for what another value of its name hides, too
         return dict(found)
 
     try:
