@@ -231,6 +231,7 @@ class Siege:
             "repeats": sum(map(len, repeats)),
             "records read": state.read,
             "dead letters": state.dead_lettered,
+            "duplicates, which were not sent": state.duplicates,
             "bait in the inputs of good records": sum(feed.bait_records for feed in feeds),
             "requests": sum(self._books.requests.values()),
             "hostile answers": sum(dealer.dealt.total() for dealer in self._dealers.values()),
