@@ -39,6 +39,7 @@ _TOKEN: Final = re.compile(_STRING + rb'|[{}\[\]"]', re.DOTALL)  # a lone quote 
 _REST_OF_STRING: Final = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 _BARE: Final = re.compile(rb'[^",\[\]{}\s]*')
 _BLANK: Final = re.compile(rb"[ \t\r\n\0]*")
+_BEFORE_HEADER: Final = re.compile(rb"(?:%b)?(?:[ \t]*\r?\n)*" % codecs.BOM_UTF8)
 # The head of an envelope, up to its first event, or of a bare array; and what follows the last event.
 _EVENT_TYPE: Final = rb'"EventType"\s*:\s*"%b"' % EVENT_TYPE.encode()
 _HEAD: Final = re.compile(rb'(?:\{\s*(?:%b\s*,\s*)?"events"\s*:\s*)?\[' % _EVENT_TYPE)
@@ -112,7 +113,7 @@ class CsvRows:
     Rows of CSV as RFC 4180 has it; a quoted value may hold newlines.
 
     Attributes:
-        header: The first row as it came, with its newline; it is no record.
+        header: The first row as it came, with its newline and the blank lines before it; it is no record.
         names: The columns.
         delimiter: One character.
         repeated: The numbers, from 1, of two columns that have the same name; None if there are none.
@@ -124,7 +125,7 @@ class CsvRows:
         self.header = header
         self.delimiter = delimiter
         self._mark = delimiter.encode()
-        text = header.removeprefix(codecs.BOM_UTF8).decode("utf-8", "backslashreplace")
+        text = header[_begin_of_header(header) :].decode("utf-8", "backslashreplace")
         try:
             self.names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter), [])]
         except csv.Error:
@@ -383,11 +384,17 @@ def csv_rows(head: bytes, *, is_whole: bool, delimiter: str = "") -> CsvRows | N
         is_whole: There is no more.
         delimiter: Empty: whichever of comma, semicolon, tab and bar stands in the header most.
     """
-    newline = head.find(b"\n")
+    newline = head.find(b"\n", _begin_of_header(head))
     if newline < 0 and not is_whole:
         return None
     header = head if newline < 0 else head[: newline + 1]
     return CsvRows(header, delimiter or _delimiter_of(header))
+
+
+def _begin_of_header(head: bytes) -> int:
+    before = _BEFORE_HEADER.match(head)
+    assert before is not None
+    return before.end()
 
 
 def cut_record(raw: bytes) -> tuple[bytes, int] | None:

@@ -285,6 +285,19 @@ def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields
             assert json.loads(line)[field] not in result.stdout + result.stderr
 
 
+@pytest.mark.parametrize("before", [b"\n", b"\xef\xbb\xbf\r\n  \r\n"])
+def test_blank_lines_before_the_header_are_skipped(shipper: Shipper, service: Service, sample: Sample, before: bytes):
+    rows = [",".join(map(str, json.loads(line).values())) for line in sample.lines[:20]]
+    header = ",".join(json.loads(sample.lines[0]))
+    bad = rows[3].replace(rows[3][:8], "not-an-id", 1)
+    data = before + "\n".join([header, *rows[:3], bad, *rows[4:], ""]).encode()
+    (shipper.folder / "rows.csv").write_bytes(data)
+    assert shipper.backfill("rows.csv").counts() == (20, 19, 1, 0, 0)
+    assert shipper.pipe(data).counts() == (20, 0, 1, 19, 0)
+    assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (2, 0, 2, 0, 0)
+    service.assert_holds_exactly(sample.ids[:3] + sample.ids[4:20])
+
+
 @pytest.mark.parametrize(
     "first", [b"Export started, please wait\n", b"2026-11-01 10:00:00, INFO, Brand, ok\n", b"IP, \n"]
 )
