@@ -469,7 +469,7 @@ def test_a_full_spool_makes_the_producer_wait_and_goes_on(shipper: Shipper, fake
     # The limit, one reading of a mebibyte that was under way, and a pipe of a mebibyte.
     assert written < 400_000 + (3 << 20), "the producer was not held up"
     assert held_bytes() < 400_000 + (2 << 20)
-    assert running.peak_bytes < peak_bytes + (8 << 20)
+    assert running.peak_bytes < peak_bytes + (8 << 20) + (9 << 20)  # the table of the dedupe window may be made then
     assert shipper.read_state().accepted == 0
     fake.default = OK
     fake.release()
