@@ -60,7 +60,7 @@ def test_a_follower_that_is_started_again_knows_what_the_last_one_got_accepted(
     for number, lines in enumerate([sample.lines[:50], sample.lines[30:80]]):
         export(shipper, f"{number}.ndjson", lines)
         running = shipper.start("run", settings=settings)
-        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "all of it is settled")  # noqa: B023
+        running.wait_until(lambda: shipper.read_state().read == 50 * (number + 1), "all of it is settled", limit_s=60)  # noqa: B023
         assert running.stop().returncode == 0
     assert counted(shipper) == (80, 20)
     service.assert_holds_exactly(sample.ids[:80])
@@ -76,7 +76,7 @@ def test_after_a_kill_what_was_not_committed_is_sent_again_and_counts_once(
     for _ in range(4):
         before = service.received
         running = shipper.start("backfill", "events.ndjson", settings=settings)
-        running.wait_until(lambda: service.received > before + 300, "something is delivered")  # noqa: B023
+        running.wait_until(lambda: service.received > before + 300, "something is delivered", limit_s=60)  # noqa: B023
         running.kill()
         kills += shipper.read_state().read < total
     assert kills == 4, "it had ended before it was killed"
@@ -203,7 +203,7 @@ def test_two_records_of_one_id_that_two_workers_get_accepted_count_once(
     for name in ("a.ndjson", "b.ndjson"):
         export(shipper, name, sample.lines[:20])
     running = shipper.start("backfill", "a.ndjson", "b.ndjson", "--workers", "2", "--summary", "json")
-    running.wait_until(lambda: fake.requests == 2, "each of the two has sent them")
+    running.wait_until(lambda: fake.requests == 2, "each of the two has sent them", limit_s=60)
     fake.release()
     result = running.finish(limit_s=60)
     assert (result.returncode, result.counts()) == (0, (40, 20, 0, 20, 0))
