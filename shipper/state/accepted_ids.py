@@ -78,7 +78,8 @@ class AcceptedIds:
                 "what was not saved is sent again at the next start"
             ) from error
         self._db.execute("UPDATE accepted_ids SET bytes = ? WHERE number = ?", (start + len(ids), number))
-        self._db.execute(_PRUNE, (_ID_BYTES * self._size,))
+        if self._db.execute(_PRUNE, (_ID_BYTES * self._size,)).rowcount:
+            self._may_have_forgotten = True
 
     def _has(self, number: int, size: int) -> bool:
         """Open a file, unless it is open; return whether it is there, with all that was committed."""

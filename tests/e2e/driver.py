@@ -34,7 +34,7 @@ _POLL_S = 0.02
 _PAGE_EVENTS = 10_000
 
 
-def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = 15) -> None:
+def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
     """Poll until a condition holds; a test never trusts that something takes only so long."""
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -240,7 +240,7 @@ class Running:
                 self._peak_bytes = max(self._peak_bytes, int(line.split()[1]) << 10)
         return self._peak_bytes
 
-    def wait_until(self, condition: Callable[[], object], what: str, *, limit_s: float = 15) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
         """Wait for a condition that the running process brings about."""
 
         deadline = time.monotonic() + limit_s
@@ -249,7 +249,7 @@ class Running:
             assert time.monotonic() < deadline, f"not within {limit_s} s: {what}\n{self.stderr}"
             time.sleep(_POLL_S)
 
-    def wait_for(self, text: str, *, limit_s: float = 15) -> None:
+    def wait_for(self, text: str, *, limit_s: float = 60) -> None:
         """Wait until something stands on its stderr."""
         self.wait_until(lambda: text in self.stderr, f"{text!r} on stderr", limit_s=limit_s)
 

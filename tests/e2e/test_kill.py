@@ -135,7 +135,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
     running.kill()
     assert shipper.read_state().accepted, "nothing was saved"
     assert shipper.backfill(file).returncode == 0
-    assert 0 <= service.received - count <= 20_000
+    assert 0 <= service.received - count <= 30_000
     rows = json.loads(shipper.run("ledger", "--format", "json").stdout)["rows"]
     assert sum(row["accepted"] for row in rows) == shipper.read_state().accepted == count
     assert len(rows) > 0.99 * count, "the records share keys"
