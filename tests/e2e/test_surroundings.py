@@ -184,6 +184,7 @@ def test_a_signal_while_it_starts_leaves_no_traceback_and_loses_nothing(
             running.process.wait(rng.uniform(0, 0.1))
         running.process.send_signal(number)
         result = running.finish()
-        assert result.returncode in {0, 4}, result
+        has_finished = "finished: " in result.stderr  # then the signal may meet a process that is leaving
+        assert result.returncode in ({0, 4, -number} if has_finished else {0, 4}), result
     assert shipper.backfill(file).returncode == 0
     service.assert_holds_exactly(sample.ids[:2000])
