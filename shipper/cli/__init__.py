@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Final, NoReturn, TextIO, cast
 
 from shipper.cli.memory import keep_memory_together
-from shipper.cli.signals import note_signals
+from shipper.cli.signals import ignore_signals, note_signals
 from shipper.errors import ShipperError, first_of
 from shipper.telemetry.work import pieces
 
@@ -107,6 +107,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # while a command was loaded that has nothing to tidy up
         sys.exit(128 + signal.SIGINT)
     except SystemExit as ending:
+        ignore_signals()
         if pieces() and isinstance(ending.code, int):
             os._exit(ending.code)  # a thread hangs, such as in a read, and the interpreter would wait for it
         raise

@@ -33,6 +33,13 @@ def note_signals() -> None:
             signal.signal(number, _note)
 
 
+def ignore_signals() -> None:
+    """Ignore further stops: the exit code is settled, and Python lets signals kill while the interpreter ends."""
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is _note:
+            signal.signal(number, signal.SIG_IGN)
+
+
 def _note(number: int, _: FrameType | None) -> None:
     if number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in _noted):
         os._exit(_LEFT_TO_DO)  # the second one ends at once; the state is intact

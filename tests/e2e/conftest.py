@@ -15,6 +15,7 @@ from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target, event_ids
 from tests.e2e.fake_service import FakeService
+from tests.e2e.operated import Start
 
 SAMPLE_EVENTS = 50_000
 
@@ -84,3 +85,16 @@ def file(shipper: Shipper, sample: Sample) -> Path:
     path = shipper.folder / "events.ndjson"
     path.write_bytes(b"".join(sample.lines[:300]))
     return path
+
+
+@pytest.fixture
+def folder(shipper: Shipper) -> Path:
+    """Where a shipper that follows files finds them."""
+    folder = shipper.folder / "logs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def start(shipper: Shipper, folder: Path) -> Start:
+    return Start(shipper, folder)

@@ -30,6 +30,8 @@ from shipper.sandbox.server import SandboxThread
 
 SHIPPER = Path(sys.executable).parent / "shipper"
 
+# Settings of a `shipper run` that a test waits for.
+QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
 _POLL_S = 0.02
 _PAGE_EVENTS = 10_000
 

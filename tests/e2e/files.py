@@ -18,14 +18,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Running, Service, Shipper, wait_until
+from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, wait_until
 
 if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
 
-QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "zst": zstd.compress,

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.e2e.driver import Running, Shipper
-from tests.e2e.test_follow import QUICK
+from tests.e2e.driver import QUICK, Running, Shipper
 
 
 class Start:
@@ -33,18 +31,6 @@ class Start:
 
     def write(self, *, include: str = "a.ndjson", text: str = "") -> None:
         self._shipper.config.write_text(f'{self._base}[input]\ninclude = ["{self._folder}/{include}"]\n{text}')
-
-
-@pytest.fixture
-def folder(shipper: Shipper) -> Path:
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def start(shipper: Shipper, folder: Path) -> Start:
-    return Start(shipper, folder)
 
 
 class Admin:

@@ -17,9 +17,9 @@ import pytest
 
 from tests.e2e import files
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Service, Shipper
+from tests.e2e.driver import QUICK, Result, Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
-from tests.e2e.files import QUICK, Tail, warnings_of, zstd
+from tests.e2e.files import Tail, warnings_of, zstd
 
 # The default preset of xz takes ten times as long, and without a checksum zstd may not notice what is broken. As the
 # tools of the system write them, they are read, too.

@@ -11,18 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper, wait_until
+from tests.e2e.driver import QUICK, Running, Service, Shipper, wait_until
 from tests.e2e.fake_service import HANG, FakeService
 
-QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
 Follow = Callable[..., Running]
-
-
-@pytest.fixture
-def folder(shipper: Shipper) -> Path:
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture

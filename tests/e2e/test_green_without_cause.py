@@ -11,10 +11,8 @@ from typing import Any
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, changed
 from tests.e2e.files import where_permissions_hold
-from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
-
-__all__ = ["folder", "start"]
 
 
 def headline(admin: Admin) -> tuple[str, str]:

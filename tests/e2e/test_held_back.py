@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
+from tests.e2e.driver import QUICK, Result, Service, Shipper, changed, sandbox
 from tests.e2e.files import told
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import spooled
-from tests.e2e.test_follow import QUICK
 from tests.in_process import run
 
 LIMIT = 1_000  # the default of records.mistake_limit

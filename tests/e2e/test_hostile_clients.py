@@ -15,10 +15,8 @@ from shipper.serving import address_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper
 from tests.e2e.files import open_files
-from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
-
-__all__ = ["folder", "start"]
 
 BEGINNINGS = (b"", b"G", b"GET / HTTP/1.1\r\n", b"GET /status HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"POST / HTTP/1.1\r\n")
 MALFORMED = (

@@ -135,7 +135,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
     running.kill()
     assert shipper.read_state().accepted, "nothing was saved"
     assert shipper.backfill(file).returncode == 0
-    assert 0 <= service.received - count <= 30_000
+    assert 0 <= service.received - count <= 20_000
     rows = json.loads(shipper.run("ledger", "--format", "json").stdout)["rows"]
     assert sum(row["accepted"] for row in rows) == shipper.read_state().accepted == count
     assert len(rows) > 0.99 * count, "the records share keys"
@@ -144,8 +144,7 @@ def test_a_kill_long_before_the_commit_interval_repeats_few_records_though_each_
 def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
     shipper: Shipper, service: Service, sample: Sample, rng: Random
 ):
-    lines = sample.lines[:EVENTS]
-    data = b"".join(lines)
+    lines = sample.lines[: KILLS * EVENTS]
     everything = set(lines)
     ledger = Ledger(shipper, service)
     kills = filled = 0
@@ -165,7 +164,8 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
     while kills < KILLS:
         running = shipper.start("pipe", "--summary", "json", settings=SLOW, stdin=subprocess.PIPE)
         # The producer stops anywhere in a line, and its end of the pipe stays open: the input has not ended.
-        # One that is killed at its work has more to read than it sends until then.
+        # One that is killed at its work has more to read than it sends until then, and none of it was sent before.
+        data = b"".join(lines[kills * EVENTS : (kills + 1) * EVENTS])
         least = len(lines[0]) if is_at_start(kills) else len(data) // 5
         fed = data[: rng.randrange(least, len(data))]
         producer = threading.Thread(target=_write, args=(running, fed))
@@ -192,7 +192,7 @@ def test_pipe_killed_at_random_moments_loses_nothing_of_what_was_spooled(
     ledger.assert_few_repeats()
     assert ledger.cuts >= 3, "too few were cut in the middle of their work"
 
-    last = shipper.pipe(data)
+    last = shipper.pipe(b"".join(lines))
     read, accepted, dead_lettered, duplicates, pending = last.counts()
     assert (last.returncode, read, dead_lettered, pending) == (0, len(lines), 0, 0)
     assert accepted + duplicates == len(lines), "what an earlier one got accepted is a duplicate"

@@ -10,11 +10,8 @@ from pathlib import Path
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, wait_until
-from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
-
-__all__ = ["folder", "start"]
-
 
 # The admin address ------------------------------------------------------------------------------------------------
 

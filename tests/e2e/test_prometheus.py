@@ -14,11 +14,9 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, wait_until
-from tests.e2e.operated import Admin, Start, folder, start
+from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
 from tests.tools import assert_content, run, tool
-
-__all__ = ["folder", "start"]
 
 EXAMPLES = Path(__file__).parents[2] / "config/prometheus"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper
-from tests.e2e.files import QUICK, Tail
+from tests.e2e.driver import QUICK, Service, Shipper
+from tests.e2e.files import Tail
 
 MEGABYTE = 1_000_000
 

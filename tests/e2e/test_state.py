@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper, changed, event_ids, sandbox, wait_until
+from tests.e2e.driver import QUICK, Running, Service, Shipper, changed, event_ids, sandbox, wait_until
 from tests.e2e.fake_service import HANG, OK, FakeService, Reply
 from tests.e2e.files import Tail, told, where_permissions_hold
 from tests.e2e.surroundings import (
@@ -34,7 +34,6 @@ from tests.e2e.surroundings import (
     spooled,
 )
 
-QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
 ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
 RETRY_SOON = {"delivery.retry_initial_seconds": 0.05, "delivery.retry_max_seconds": 0.1}
 

@@ -19,8 +19,8 @@ import pytest
 from shipper.state.directory import locked_directory
 from shipper.telemetry.units import size
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Running, Service, Shipper
-from tests.e2e.files import QUICK, Tail
+from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper
+from tests.e2e.files import Tail
 from tests.in_process import run
 from tests.older_state import BACK_TO_4
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper, changed
+from tests.e2e.driver import QUICK, Running, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.files import told
 from tests.e2e.operated import Admin
-from tests.e2e.test_follow import QUICK, append, wait_for_events
+from tests.e2e.test_follow import append, wait_for_events
 from tests.tools import tool
 
 SOON = {**QUICK, "admin.stuck_seconds": 0.5}
@@ -75,13 +75,6 @@ def sticks(shipper: Shipper) -> dict[str, str]:
     site.mkdir()
     (site / "sitecustomize.py").write_text(SITE)
     return {"PYTHONPATH": str(site), "STICKS": str(shipper.folder / "stuck")}
-
-
-@pytest.fixture
-def folder(shipper: Shipper) -> Path:
-    folder = shipper.folder / "logs"
-    folder.mkdir()
-    return folder
 
 
 @pytest.fixture
@@ -342,7 +335,7 @@ def test_a_shipper_that_is_killed_over_and_over_suspects_nothing(
     append(folder / "a.ndjson", sample.lines[:2000])
     for start in range(3):
         append(folder / "a.ndjson", sample.lines[2000 + 100 * start : 2100 + 100 * start])
-        running = run(env={}, batch__max_events=50)
+        running = run(env={}, batch__max_events=50, admin__stuck_seconds=30)
         running.wait_until(lambda low=service.stored: service.stored > low, "it delivers")
         running.kill()
         assert not (shipper.state / "stuck.json").exists()

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import json
 import os
-import shutil
 import signal
-import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 from typing import Any, Final
 
 from tests.e2e.driver import Running, Shipper, Target
@@ -27,6 +22,7 @@ from tests.siege.feeds import ALL, Feed
 from tests.siege.visitors import CLIENTS, Visitors, running
 from tests.soak.looking import look_at_metrics
 from tests.torture.books import READ_TIMEOUT_S, Books, Process
+from tests.torture.campaign import hold, read_options
 from tests.torture.lanes import ask_for_tokens
 from tests.torture.service import Service
 
@@ -57,28 +53,13 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.siege", description=__doc__)
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(10**9), help="of everything random")
-    parser.add_argument("--duration", type=float, default=1800, help="seconds for which all is hostile")
-    parser.add_argument("--rate", type=float, default=100, help="good records a second")
-    options = parser.parse_args()
-    again = f"python -m tests.siege --seed {options.seed} --duration {options.duration:g} --rate {options.rate:g}"
-    print(f"seed {options.seed}; again with: {again}", flush=True)
-    signal.signal(signal.SIGTERM, _give_up)
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(int(options.duration + LIMIT_S))
-    folder = Path(tempfile.mkdtemp(prefix="shipper-siege-"))
-    wrong = Siege(folder, options.seed, options.duration, options.rate).hold()
-    if wrong:
-        print("\n".join(["", "FAILED", *wrong, f"logs and state: {folder}", f"again with: {again}"]))
-        sys.exit(1)
-    shutil.rmtree(folder)
-    print("all of it held")
-
-
-def _give_up(number: int, _: object) -> None:
-    faulthandler.dump_traceback()
-    raise AssertionError(f"{signal.Signals(number).name}: it did not come to an end")
+    options = read_options("siege", __doc__, duration=1800, rate=100)
+    hold(
+        "siege",
+        options,
+        lambda folder: Siege(folder, options.seed, options.duration, options.rate).hold(),
+        limit_s=LIMIT_S,
+    )
 
 
 class Siege:

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import faulthandler
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from random import Random, SystemRandom
+from random import Random
 from typing import Final
 
 from tests.torture import checking
 from tests.torture.adversary import Adversary
 from tests.torture.application import RunLane
 from tests.torture.books import Books
+from tests.torture.campaign import hold, read_options
 from tests.torture.exports import BackfillLane
 from tests.torture.lanes import Lane
 from tests.torture.live import LiveLane
@@ -35,30 +32,16 @@ SHARES: Final = {RunLane: 0.4, PipeLane: 0.3, BackfillLane: 0.2, LiveLane: 0.1}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
-    parser.add_argument("--seed", type=int, default=SystemRandom().randrange(10**9), help="of everything random")
-    parser.add_argument("--duration", type=float, default=600, help="seconds for which things go wrong")
-    parser.add_argument("--rate", type=float, default=500, help="records a second")
-    options = parser.parse_args()
+    options = read_options("torture", __doc__, duration=600, rate=500)
     if os.geteuid() != 0 and not os.environ.get("TORTURE_IN_NAMESPACE") and _may_unshare():
         os.environ["TORTURE_IN_NAMESPACE"] = "1"  # where a small disk may be mounted
         os.execvp("unshare", ["unshare", "-rm", sys.executable, "-m", "tests.torture", *sys.argv[1:]])
-    again = f"python -m tests.torture --seed {options.seed} --duration {options.duration:g} --rate {options.rate:g}"
-    print(f"seed {options.seed}; again with: {again}", flush=True)
-    signal.signal(signal.SIGTERM, _give_up)
-    signal.signal(signal.SIGALRM, _give_up)
-    signal.alarm(int(options.duration + LIMIT_S))
-    folder = Path(tempfile.mkdtemp(prefix="shipper-torture-"))
-    wrong = torture(folder, options.seed, options.duration, options.rate)
-    if wrong:
-        print("\n".join(["", "FAILED", *wrong, f"logs and states: {folder}", f"again with: {again}"]))
-        sys.exit(1)
-    shutil.rmtree(folder)
-
-
-def _give_up(number: int, _: object) -> None:
-    faulthandler.dump_traceback()
-    raise AssertionError(f"{signal.Signals(number).name}: it did not come to an end")
+    hold(
+        "torture",
+        options,
+        lambda folder: torture(folder, options.seed, options.duration, options.rate),
+        limit_s=LIMIT_S,
+    )
 
 
 def torture(folder: Path, seed: int, duration: float, rate: float) -> list[str]:
