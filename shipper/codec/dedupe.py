@@ -5,6 +5,10 @@ An EventId is known by its key of 16 bytes. A million Python objects would take 
 the other in slots, in the order in which they were admitted, and a hash table of plain arrays finds them: 30 bytes
 each. What is done for every event is to look into one cell of the table, and to write it; the rest runs in C, for a
 piece at a time.
+
+The cell of a key is made of its own bytes, which is cheap, and good for UUIDs of every version. Ids that are made so
+that they share a cell would cost more and more: once a cell has too many keys, cells are made of a hash that nobody
+can foresee.
 """
 
 from __future__ import annotations
@@ -15,7 +19,6 @@ from binascii import unhexlify
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from operator import or_
 from struct import Struct
 from typing import Final
 
@@ -26,15 +29,18 @@ ADMITTED_MAX: Final = 1 << 14
 _CANONICAL: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _VOID, _UNSETTLED, _ACCEPTED = range(3)
 
-# In the lowest bits of a cell: some bits of the hash of the one key that has it, or that several have it.
+# In the lowest bits of a cell: some bits of the one key that has it, or that several have it.
 _TAG_BITS: Final = 6
 _SEVERAL: Final = (1 << _TAG_BITS) - 1
+_CELL_KEYS_MAX: Final = 32
 _TAGS: Final = bytes(each % _SEVERAL for each in range(256))
 
 
 def keys_of(event_ids: Sequence[str]) -> bytes:
     """Return the keys of EventIds that all have the canonical form, one behind the other."""
-    return unhexlify("".join(event_ids).encode().translate(None, b"-"))
+    joined = bytearray("".join(event_ids), "ascii")
+    del joined[8::36], joined[12::35], joined[16::34], joined[20::33]  # the dashes
+    return unhexlify(joined)
 
 
 def key_of(event_id: str) -> bytes:
@@ -45,9 +51,9 @@ def key_of(event_id: str) -> bytes:
 
 
 @lru_cache(maxsize=8)
-def _forms(count: int) -> tuple[Struct, Struct, Struct]:
-    """Return the forms of so many keys, hashes and cells."""
-    return Struct(f"{KEY_BYTES}s" * count), Struct(f"<{count}q"), Struct(f"<{count}I")
+def _forms(count: int) -> tuple[Struct, Struct]:
+    """Return the forms of so many keys and hashes."""
+    return Struct(f"{KEY_BYTES}s" * count), Struct(f"{count}q")
 
 
 class DedupeWindow:
@@ -72,12 +78,8 @@ class DedupeWindow:
         self._oldest = self._next = 1
         self._renumbered = 0  # what slots that were given out are greater by
         self._stuck: set[bytes] = set()  # unsettled, though their slots are overwritten
-        bits = (3 * self._capacity // 2).bit_length()
-        self._cells_count = 1 << bits
-        self._columns = [
-            (column, bytes(each & ((1 << min(8, bits - 8 * column)) - 1) for each in range(256)))
-            for column in range(-(-bits // 8))
-        ]
+        self._cells_count = 1 << (3 * self._capacity // 2).bit_length()
+        self._is_hashed = self._is_crowded = False
 
     # Looking ----------------------------------------------------------------------------------------------------
 
@@ -95,13 +97,17 @@ class DedupeWindow:
 
     def _find(self, key: bytes) -> int | None:
         """Find the place of a key that is unsettled or accepted."""
-        if not self._table:
+        if not self._table or not key:
             return None
-        (cell,), _ = self._cells([key])
-        return self._find_from(self._table[cell] >> _TAG_BITS, key)
+        (cell,), _ = self._cells(key)
+        place = self._find_from(self._table[cell] >> _TAG_BITS, key)
+        if self._is_crowded:
+            self._part_cells()
+        return place
 
     def _find_from(self, slot: int, key: bytes) -> int | None:
         """Go through the slots of one cell, from the youngest on."""
+        passed = 0
         while slot >= self._oldest:
             place = slot % self._capacity
             if self._states[place] and self._keys.startswith(key, KEY_BYTES * place):
@@ -109,16 +115,25 @@ class DedupeWindow:
             if not (step := self._before[place]):
                 break
             slot -= step
+            passed += 1
+            if passed > _CELL_KEYS_MAX:
+                self._is_crowded = not self._is_hashed
         return None
 
-    def _cells(self, keys: Sequence[bytes]) -> tuple[Sequence[int], bytes]:
-        """Return the cell and the tag of each key, of its hash: that differs from process to process."""
-        _, hashes, cells = _forms(len(keys))
-        raw = hashes.pack(*map(hash, keys))
-        columns = bytearray(4 * len(keys))
-        for column, kept in self._columns:
-            columns[column::4] = raw[column::8].translate(kept)
-        return cells.unpack(columns), raw[7::8].translate(_TAGS)
+    def _cells(self, keys: bytes) -> tuple[array[int], bytes]:
+        """Return the cell and the tag of each key."""
+        count = len(keys) // KEY_BYTES
+        if self._is_hashed:
+            every_key, every_hash = _forms(count)  # a hash differs from process to process
+            words = array("I", every_hash.pack(*map(hash, every_key.unpack(keys))))
+            first, second = words[::2], words[1::2]
+        else:
+            words = array("I", keys)  # the first and the last one: what differs in UUIDs of any version
+            first, second = words[::4], words[3::4]
+        mixed = int.from_bytes(first.tobytes(), "little") ^ int.from_bytes(second.tobytes(), "little")
+        kept = int.from_bytes(array("I", [self._cells_count - 1]).tobytes() * count, "little")
+        size = first.itemsize * count
+        return array("I", (mixed & kept).to_bytes(size, "little")), second.tobytes()[::4].translate(_TAGS)
 
     # Admitting --------------------------------------------------------------------------------------------------
 
@@ -141,43 +156,48 @@ class DedupeWindow:
     def _insert(self, keys: bytes, state: int) -> int | None:
         """Write keys into slots and cells; unsettled ones only if all of them are new."""
         count = len(keys) // KEY_BYTES
-        each = _forms(count)[0].unpack(keys)
         first = self._room(count)
-        if state == _UNSETTLED and self._stuck and not self._stuck.isdisjoint(each):
+        if state == _UNSETTLED and self._stuck and not self._stuck.isdisjoint(_forms(count)[0].unpack(keys)):
             return None
         place = first % self._capacity
         self._keys[KEY_BYTES * place : KEY_BYTES * (place + count)] = keys
         self._states[place : place + count] = bytes((state,)) * count
         self._before[place : place + count] = array("I", bytes(self._before.itemsize * count))
         self._next = first + count
-        known_at = self._index(first, each, must_be_new=state == _UNSETTLED)
+        known_at = self._index(first, keys, must_be_new=state == _UNSETTLED)
         if known_at is None:
             return first + self._renumbered
-        self._take_back(first, each[:known_at])
+        self._take_back(first, keys[: KEY_BYTES * known_at])
         return None
 
-    def _index(self, first: int, each: Sequence[bytes], *, must_be_new: bool) -> int | None:
+    def _index(self, first: int, keys: bytes, *, must_be_new: bool) -> int | None:
         """Write the cells of keys in slots from `first` on; stop at one that is known, and return its index."""
-        cells, tags = self._cells(each)
+        cells, tags = self._cells(keys)
         table, before, capacity = self._table, self._before, self._capacity
         floor = self._oldest << _TAG_BITS
-        slots = range(first << _TAG_BITS, (first + len(each)) << _TAG_BITS, 1 << _TAG_BITS)
-        for cell, value in zip(cells, map(or_, slots, tags), strict=True):
+        slots = range(first << _TAG_BITS, (first + len(cells)) << _TAG_BITS, 1 << _TAG_BITS)
+        for cell, tag, numbered in zip(cells, tags, slots, strict=True):
+            value = numbered + tag
             if (old := table[cell]) >= floor:
-                slot, older = value >> _TAG_BITS, old >> _TAG_BITS
+                slot, older = numbered >> _TAG_BITS, old >> _TAG_BITS
                 if must_be_new and ((old ^ value) & _SEVERAL == 0 or old & _SEVERAL == _SEVERAL):
                     index: int = slot - first
-                    if self._find_from(older, each[index]) is not None:
+                    if self._find_from(older, keys[KEY_BYTES * index : KEY_BYTES * (index + 1)]) is not None:
                         return index
+                    if self._is_crowded:
+                        self._next = first
+                        self._part_cells()
+                        self._next = first + len(cells)
+                        return self._index(first, keys, must_be_new=must_be_new)
                 before[slot % capacity] = slot - older
                 value |= _SEVERAL
             table[cell] = value
         return None
 
-    def _take_back(self, first: int, each: Sequence[bytes]) -> None:
+    def _take_back(self, first: int, keys: bytes) -> None:
         """Undo what was done for the keys in the last slots."""
-        for index, cell in reversed(list(enumerate(self._cells(each)[0] if each else ()))):
-            slot = first + index
+        cells, _ = self._cells(keys)
+        for slot, cell in zip(range(first + len(cells) - 1, first - 1, -1), reversed(cells), strict=True):
             step = self._before[slot % self._capacity]
             self._table[cell] = (slot - step) << _TAG_BITS | _SEVERAL if step else 0
         place, count = first % self._capacity, self._next - first
@@ -221,16 +241,25 @@ class DedupeWindow:
         self._oldest -= shift
         self._next -= shift
         self._renumbered += shift
-        self._table = array(self._table.typecode, [0]) * self._cells_count
-        self._before = array("I", bytes(self._before.itemsize * len(self._before)))
-        for start in (self._oldest, self._capacity):  # up to the end of the ring, and from its beginning on
-            end = min(self._next, start // self._capacity * self._capacity + self._capacity)
+        self._index_again()
+
+    def _part_cells(self) -> None:
+        """Give the keys of crowded cells others."""
+        self._is_hashed, self._is_crowded = True, False
+        self._index_again()
+
+    def _index_again(self) -> None:
+        """Write the cells of all keys anew."""
+        self._table[:] = array(self._table.typecode, [0]) * self._cells_count
+        self._before[:] = array("I", bytes(self._before.itemsize * len(self._before)))
+        turn = (self._oldest // self._capacity + 1) * self._capacity
+        for start, end in ((self._oldest, min(self._next, turn)), (turn, self._next)):  # of the ring, its end first
             for slot in range(start, end, ADMITTED_MAX):
                 place = slot % self._capacity
                 count = min(end - slot, ADMITTED_MAX, len(self._states) - place)
-                keys = self._keys[KEY_BYTES * place : KEY_BYTES * (place + count)]
-                if count > 0:
-                    self._index(slot, _forms(count)[0].unpack(keys), must_be_new=False)
+                keys = bytes(self._keys[KEY_BYTES * place : KEY_BYTES * (place + count)])
+                if keys:
+                    self._index(slot, keys, must_be_new=False)
 
     # Settling ---------------------------------------------------------------------------------------------------
 
@@ -280,12 +309,12 @@ class DedupeWindow:
 
     def take_back(self, slot: int, keys: bytes) -> None:
         """Forget keys that were admitted together; no room is lost for what was admitted last."""
-        each = _forms(len(keys) // KEY_BYTES)[0].unpack(keys)
+        count = len(keys) // KEY_BYTES
         first = slot - self._renumbered
-        if first + len(each) == self._next:
-            self._take_back(first, each)
+        if first + count == self._next:
+            self._take_back(first, keys)
         else:
-            for key in each:
+            for key in _forms(count)[0].unpack(keys):
                 self.forget(key)
 
     def forget(self, key: bytes) -> None:

@@ -106,6 +106,36 @@ def test_what_was_accepted_is_told_from_what_is_new():
     assert window.accept_all(b"") == []
 
 
+@pytest.mark.parametrize("fixed", [range(4, 12), range(12)], ids=["made", "the same but at the end"])
+def test_ids_that_are_made_to_share_a_cell_cost_little(fixed: range):
+    """They are made so that what a cell is made of is the same in each."""
+    window, random = DedupeWindow(100_000), Random(4)
+
+    def made(count: int) -> bytes:
+        varied = bytes(0 if place in fixed else each for place, each in enumerate(random.randbytes(16)))
+        return b"".join(varied[:4] + number.to_bytes(8, "big") + varied[:4] for number in range(count))
+
+    others = random.randbytes(16 * 10_000)
+    accepted(window, *[others[start : start + 16] for start in range(0, len(others), 16)])
+    keys = made(10_000)
+    passed = 0
+    find = window._find_from
+
+    def counted(slot: int, key: bytes) -> int | None:
+        nonlocal passed
+        passed += 1
+        return find(slot, key)
+
+    window._find_from = counted  # type: ignore[method-assign]
+    slot = window.admit(keys)
+    assert slot is not None
+    assert window._is_hashed
+    assert passed < 1000
+    assert window.admit(keys[16:32]) is None
+    assert window.accept(slot, range(10_000))
+    assert all(window.is_accepted(each[start : start + 16]) for each in (keys, others) for start in range(0, 16000, 16))
+
+
 def test_a_million_keys_take_little_memory():
     window, random = DedupeWindow(1_000_000), Random(2)
     for _ in range(80):
@@ -123,7 +153,7 @@ def test_against_a_list_of_everything(monkeypatch: pytest.MonkeyPatch, seed: int
     size = random.randint(1, 40)
     window = DedupeWindow(size, numbers_max=4 * (size + 3 * most) + 20)
     if seed % 2:  # many keys in a cell
-        window._cells_count, window._columns = 16, [(0, bytes(each & 15 for each in range(256)))]
+        window._cells_count = 16
     pool = random.choice([60, 400])
     states: dict[bytes, int] = {}
     admitted: list[bytes] = []  # in their order; those that were accepted after they had been overwritten, once more
