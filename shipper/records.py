@@ -114,7 +114,7 @@ class Stream(Struct, eq=False, kw_only=True):
     @property
     def key(self) -> str:
         """What tells it from all others at this moment and at the next start, whatever it is called."""
-        return f"{self.device}:{self.inode}" if self.inode else self.path
+        return f"{self.device}:{self.inode}" if self.inode else self.shown_path
 
     @property
     def shown_path(self) -> str:

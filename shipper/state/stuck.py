@@ -21,6 +21,7 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shipper.records import shown
 from shipper.telemetry.work import Piece, Stage, have_noted
 
 log = structlog.get_logger("state")
@@ -77,7 +78,7 @@ class StuckPlaces:
 
     def aside(self, stage: Stage, source: str, offset: int = 0) -> str:
         """Return why an input stands aside, as the end of a sentence; empty if it does not."""
-        place = Place(stage, source, offset)
+        place = Place(stage, shown(source), offset)
         if not any(_is_same(each, place) and each.starts >= _STARTS_MAX for each in self._places):
             return ""
         return (
@@ -182,7 +183,7 @@ class StuckPlaces:
 
 
 def _place_of(piece: Piece) -> Place:
-    return Place(piece.stage, piece.source, piece.offset, piece.end, piece.is_single)
+    return Place(piece.stage, shown(piece.source), piece.offset, piece.end, piece.is_single)
 
 
 def _is_same(one: Place, other: Place) -> bool:

@@ -283,3 +283,20 @@ def test_exactly_the_next_record_is_refused_unseen(framing: str):
     assert [each.raw for each in refused] == records
     assert {each.rule for each in refused} == {"stuck"}
     assert [data[each.start_offset - origin : each.end_offset - origin] for each in refused] == records
+
+
+def test_a_name_that_is_not_utf8_is_noted_and_remembered_like_any_other(tmp_path: Path):
+    """Of a stream whose inode another one has, the name is all that tells it from others."""
+    stream = Stream(stream_id=1, kind="file", path=os.fsdecode(b"/in/caf\xe9.ndjson"))
+    pattern = os.fsdecode(b"/in/caf\xe9*")
+    for _ in range(2):
+        places = StuckPlaces(tmp_path, limit_s=LIMIT_S)
+        with places.watched():
+            piece = Piece("validate", stream.path, stream.key, 7, 9)
+            with noted(piece):
+                assert "caf\\xe9".encode() in (tmp_path / "at-work").read_bytes().replace(b"\\\\", b"\\")
+            places.add(piece)
+            places.add(Piece("find", pattern, pattern))
+    places = StuckPlaces(tmp_path, limit_s=LIMIT_S)
+    assert [(place.offset, place.end, place.starts) for place in places.suspects[stream.key]] == [(7, 9, 2)]
+    assert places.aside("find", pattern)
