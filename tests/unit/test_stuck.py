@@ -294,7 +294,7 @@ def test_a_name_that_is_not_utf8_is_noted_and_remembered_like_any_other(tmp_path
         with places.watched():
             piece = Piece("validate", stream.path, stream.key, 7, 9)
             with noted(piece):
-                assert "caf\\xe9".encode() in (tmp_path / "at-work").read_bytes().replace(b"\\\\", b"\\")
+                assert b"caf\\xe9" in (tmp_path / "at-work").read_bytes().replace(b"\\\\", b"\\")
             places.add(piece)
             places.add(Piece("find", pattern, pattern))
     places = StuckPlaces(tmp_path, limit_s=LIMIT_S)
