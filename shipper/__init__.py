@@ -11,19 +11,15 @@ checkpoint. A crash may repeat a delivery, with the same EventId; it never loses
 
 Where to look; imports go down this list only, and the packages of one line do not import each other:
 
-    cli, library                                 the commands; `Shipper`, for applications; the only clocks of the wall
-    admin       the status page, metrics and probes of a running shipper
-    pipeline    wires the stages; stop and drain; the summary
-    report      the daily report: fetched through delivery, compared with the ledger of the state
-    sources, delivery, state, sandbox            the stages, and the service on loopback
-    codec, batching                              rules, fast and slow path; when a batch closes
-    config      every key; `settings_sources` reads them, `settings_schema` knows their types
-    serving     a socket, and a server in a thread, for the sandbox and the admin address
-    secrets, addresses                           references to secrets; addresses and names of hosts
-    programs                                     what the programs that settings name are given, and how they are ended
-    records, wire, errors                        the values that flow; the service's documents; what goes wrong
-    printable                                    text from outside, as people may see it
-    telemetry   open to all: logs, and the snapshot that a running shipper makes of itself every second
+    cli, library                           the commands; `Shipper`, for applications; the only clocks of the wall
+    pipeline, check                        the stages, wired and stopped; what `shipper check` looks at on the network
+    status                                 how things stand, in a snapshot; its words, logs, metrics, probes and page
+    report                                 the daily report, fetched through delivery, compared with the state's ledger
+    sources, delivery, state, sandbox      the stages, and the service on loopback
+    codec                                  rules, fast and slow path
+    config                                 every key, where it may be written, and references to secrets
+    system                                 the machine: permissions, programs, addresses and sockets, threads at work
+    model                                  the values that flow; they know nobody
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from shipper.config import load_settings
+    from shipper.config.settings import load_settings
     from shipper.library import Shipper
 
 __all__ = ["Shipper", "__version__", "load_settings"]
@@ -46,7 +42,7 @@ def __getattr__(name: str) -> object:
 
         return Shipper
     if name == "load_settings":
-        from shipper.config import load_settings
+        from shipper.config.settings import load_settings
 
         return load_settings
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,18 +14,18 @@ import msgspec
 import structlog
 from anyio.to_thread import run_sync
 
-from shipper.config import Settings
-from shipper.errors import ShipperError, SourceError, StateError
+from shipper.config.settings import Settings
+from shipper.model.errors import ShipperError, SourceError, StateError
+from shipper.model.records import Totals
 from shipper.pipeline import Pipeline, Summary
 from shipper.pipeline.opening import OpenState, opened_state
-from shipper.records import Totals
 from shipper.sources.fed import Fed
 from shipper.sources.given import Record, line_of, pieces_of
 from shipper.sources.spool import Spool
-from shipper.state.live_file import LiveFile
 from shipper.state.store import Store
-from shipper.telemetry.live import Live, Pause
-from shipper.telemetry.logs import configure_logs
+from shipper.status.live import Live, Pause
+from shipper.status.live_file import LiveFile
+from shipper.status.logs import configure_logs
 
 log = structlog.get_logger("library")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 import anyio.lowlevel
 
-from shipper.config import RecordsSettings
+from shipper.config.settings import RecordsSettings
 from shipper.delivery.credentials import Authorization, Credentials
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer

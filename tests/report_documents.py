@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.rows import Fetched
 from shipper.sandbox.options import Figures
 from shipper.sandbox.report import Registrations, build_report

@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from tests.report_documents import NOTHING_EARNED, brand, entry, report
 from tests.stage.servers import Listener, read_request
 

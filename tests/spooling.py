@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from shipper.records import Chunk
+from shipper.model.records import Chunk
 from shipper.sources.spool import Spool
 
 

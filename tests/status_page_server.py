@@ -19,11 +19,11 @@ from typing import Any, Self
 import msgspec
 from msgspec.structs import replace
 
-from shipper.admin.page import render
-from shipper.state.headline import headline_of
-from shipper.state.standing import StateNow
-from shipper.telemetry.live import Live, Moment, Pause
-from shipper.telemetry.pauses import ADVICE
+from shipper.status.admin.page import render
+from shipper.status.headline import headline_of
+from shipper.status.live import Live, Moment, Pause
+from shipper.status.pauses import ADVICE
+from shipper.status.standing import StateNow
 
 NOW = 1_790_000_000.0
 HEALTHY = Live(

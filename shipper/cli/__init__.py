@@ -17,10 +17,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Final, NoReturn, TextIO, cast
 
-from shipper.cli.memory import keep_memory_together
 from shipper.cli.signals import ignore_signals, note_signals
-from shipper.errors import ShipperError, first_of
-from shipper.telemetry.work import pieces
+from shipper.model.errors import ShipperError, first_of
+from shipper.system.memory import keep_memory_together
+from shipper.system.work import pieces
 
 # New objects between two collections: more than a start makes. What is imported is no garbage, nor is what flows: both
 # have next to no cycles, and looking for them as often as by default costs a fifth of the start.

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from shipper import __version__
-from shipper.printable import printable
+from shipper.model.printable import printable
 
 _COMMANDS: Final = {
     "demo": "shipper.cli.demo:demo",

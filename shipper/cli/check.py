@@ -25,16 +25,16 @@ from shipper.cli.common import (
     reader_may_leave,
     run_async,
 )
-from shipper.config import EndpointSettings, Settings, load_written, require_endpoint, settings_from
-from shipper.errors import ConfigError
-from shipper.permissions import obstacle, whose
-from shipper.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
-from shipper.settings_sources import Written
-from shipper.telemetry.logs import configure_logs
+from shipper.config.load import Written
+from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
+from shipper.config.settings import EndpointSettings, Settings, load_written, require_endpoint, settings_from
+from shipper.model.errors import ConfigError
+from shipper.status.logs import configure_logs
+from shipper.system.permissions import obstacle, whose
 
 if TYPE_CHECKING:
-    from shipper.delivery.checkup import Checkup, Item, Probe
-    from shipper.delivery.reach import Result
+    from shipper.check.reach import Result
+    from shipper.check.service import Checkup, Item, Probe
 
 _SECTIONS: Final[tuple[Literal["intake", "report"], ...]] = ("intake", "report")
 _WIDTH: Final = len("intake.client_certificate")
@@ -94,7 +94,7 @@ class _Findings:
         return 0 if not failed else 4 if all(":" in name for name in failed) else 2
 
     def add(self, result: Result, name: str, what: str) -> None:
-        from shipper.delivery.checkup import Item
+        from shipper.check.service import Item
 
         self.take(Item(result, name, what))
 
@@ -239,7 +239,7 @@ def _check_input(settings: Settings, findings: _Findings) -> None:
 async def _check_endpoints(
     settings: Settings, findings: _Findings, *, only: str | None, is_online: bool, account: int | None
 ) -> None:
-    from shipper.delivery.checkup import Checkup
+    from shipper.check.service import Checkup
 
     if settings.intake is None and settings.report is not None and only is None:
         findings.add("note", "intake", "is not written; without it nothing can be shipped")
@@ -283,7 +283,7 @@ async def _go_online(
 
 
 async def _check_secrets(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:
-    from shipper.delivery.checkup import life_words, origin_of
+    from shipper.check.service import life_words, origin_of
     from shipper.delivery.token_sources import expiry_claim
 
     for key, secret, is_for_header in _secrets(endpoint, section):
@@ -320,7 +320,7 @@ def _check_certificates(endpoint: EndpointSettings, section: str, findings: _Fin
 
 def _probe(section: str, account: int | None) -> Probe | None:
     """Choose the request; None if it is for a report and nobody said whose."""
-    from shipper.delivery.checkup import EMPTY_BATCH, Probe
+    from shipper.check.service import EMPTY_BATCH, Probe
     from shipper.report.client import report_path
 
     if section == "intake":

@@ -13,11 +13,11 @@ from typing import Annotated, Literal, TextIO, TypeVar, cast
 import structlog
 import typer
 
-from shipper.config import Settings, literal_secrets, load_written, require_endpoint, settings_from
-from shipper.errors import ConfigError
-from shipper.printable import printable, printable_json
-from shipper.telemetry.logs import ForgivingStderr, configure_logs
-from shipper.telemetry.units import several as several
+from shipper.config.settings import Settings, literal_secrets, load_written, require_endpoint, settings_from
+from shipper.model.errors import ConfigError
+from shipper.model.printable import printable, printable_json
+from shipper.status.logs import ForgivingStderr, configure_logs
+from shipper.status.units import several as several
 
 T = TypeVar("T")
 

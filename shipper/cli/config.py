@@ -15,11 +15,11 @@ import msgspec
 import typer
 
 from shipper.cli.common import ConfigOption, SetOption, reader_may_leave
-from shipper.config import Settings, load_written, settings_from
-from shipper.errors import ConfigError
-from shipper.secrets import MASK, LiteralSecret, SecretReference
-from shipper.settings_schema import Leaf, expectation, json_schema, leaves, section_in
-from shipper.settings_sources import Written
+from shipper.config.load import Written
+from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
+from shipper.config.secrets import MASK, LiteralSecret, SecretReference
+from shipper.config.settings import Settings, load_written, settings_from
+from shipper.model.errors import ConfigError
 
 # Written out instead of commented, so that the file shows at once what a first run needs.
 _FIRST_STEPS = {

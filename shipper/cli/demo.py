@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shipper.cli.common import run_async
-from shipper.config import Settings, load_settings
+from shipper.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from shipper.pipeline import Summary
@@ -39,7 +39,7 @@ def demo(
     from shipper.sandbox.options import Figures, SandboxOptions
     from shipper.sandbox.samples import sample_lines
     from shipper.sandbox.server import SandboxThread
-    from shipper.telemetry.logs import configure_logs
+    from shipper.status.logs import configure_logs
 
     console = Console()
     configure_logs("warning", "auto", now=time.monotonic)

@@ -24,12 +24,12 @@ from shipper.cli.common import (
 )
 from shipper.cli.report.options import OptionalEndArgument, OptionalStartArgument
 from shipper.cli.report.output import write
-from shipper.config import Settings
+from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
-    from shipper.report.attributing import Attributed
     from shipper.report.days import Days
     from shipper.report.ranges import DateRange
+    from shipper.report.reconcile.attributing import Attributed
     from shipper.report.rows import FlatTable
     from shipper.state.ledger import LedgerRow
     from shipper.state.letters import Content, Letters
@@ -175,7 +175,7 @@ def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> 
     Raises:
         StateError: The state cannot be read.
     """
-    from shipper.report.attributing import Attributed, attribute
+    from shipper.report.reconcile.attributing import Attributed, attribute
     from shipper.state.affiliates import counted_as, read_or_draw_key
     from shipper.state.letters import open_letters
 

@@ -29,16 +29,16 @@ from shipper.cli.report.options import (
     StartArgument,
 )
 from shipper.cli.report.output import check_partial, checked_target, iso, write
-from shipper.config import Settings
-from shipper.errors import ConfigError, StateError
+from shipper.config.settings import Settings
+from shipper.model.errors import ConfigError, StateError
 
 if TYPE_CHECKING:
-    from shipper.report.attributing import Attributed
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Outcome, Part
     from shipper.report.history import History
-    from shipper.report.owners import Owners
-    from shipper.report.reconcile_rows import Hole, Period, Reconciliation
+    from shipper.report.reconcile.attributing import Attributed
+    from shipper.report.reconcile.owners import Owners
+    from shipper.report.reconcile.rows import Hole, Period, Reconciliation
 
 Form = Literal["table", "csv", "json", "html", "xlsx"]
 _EXIT_CODES: Final[Mapping[str, int]] = MappingProxyType(
@@ -109,8 +109,8 @@ def reconcile(
     from shipper.report.exports import check_installed
     from shipper.report.fetching import parts_of
     from shipper.report.ranges import DateRange
-    from shipper.report.reconcile import reconcile as compare
-    from shipper.report.reconcile_words import findings, headlines
+    from shipper.report.reconcile.compare import reconcile as compare
+    from shipper.report.reconcile.words import findings, headlines
 
     wanted = DateRange(start.date(), end.date())
     parts = parts_of([account], *wanted, split)
@@ -182,7 +182,7 @@ def _owners(settings: Settings, account: int) -> Owners:
     Raises:
         ConfigError: The file of accounts cannot be used.
     """
-    from shipper.report.owners import Owners, read_owners
+    from shipper.report.reconcile.owners import Owners, read_owners
 
     assert settings.report is not None
     path = settings.report.accounts
@@ -206,8 +206,8 @@ def _check_ledger(settings: Settings) -> None:
         ConfigError: Nothing was ever shipped from the state directory.
         StateError: The state cannot be read.
     """
-    from shipper.state.overview import look_at
     from shipper.state.store import bring_state_up_to_date
+    from shipper.status.overview import look_at
 
     directory = settings.state.directory
     bring_state_up_to_date(directory)
@@ -221,7 +221,7 @@ def _check_ledger(settings: Settings) -> None:
 
 def _holes(outcome: Outcome[Period], complete_from: date | None) -> list[Hole]:
     """List the periods that cannot be compared: there is no report, or the ledger has no counts of them any more."""
-    from shipper.report.reconcile_rows import Hole
+    from shipper.report.reconcile.rows import Hole
 
     missing = [*(part.days for part, _ in outcome.failed), *(part.days for part in outcome.left_out)]
     holes = [Hole(days, _NOT_FETCHED) for days in missing]
@@ -249,10 +249,10 @@ def _history(settings: Settings) -> Iterator[History | None]:
 
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
     """Keep a report, and read what was fetched before for the same days, once they were over."""
-    from shipper.errors import ReportError
+    from shipper.model.errors import ReportError
     from shipper.report.checks import TOLERANCE, check_period
     from shipper.report.document import read_report
-    from shipper.report.reconcile_rows import Period
+    from shipper.report.reconcile.rows import Period
 
     for finding in check_period(fetched.report, part.days):
         raise ReportError(f"{part}: {finding.message}")
@@ -273,9 +273,9 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
 
 def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:
     """Say what the state knows that may bear on the differences."""
-    from shipper.report.reconcile_words import totals_of
+    from shipper.report.reconcile.words import totals_of
     from shipper.state.ledger import read_ledger
-    from shipper.state.overview import look_at
+    from shipper.status.overview import look_at
 
     overview = look_at(settings.state.directory)
     assert overview is not None, "it was checked before anything was fetched"
@@ -300,7 +300,7 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
 def _rendered(
     form: Form, found: Reconciliation, notes: Sequence[str], target: Path | None, *, shows_all: bool
 ) -> bytes:
-    from shipper.report import reconcile_forms as forms
+    from shipper.report.reconcile import forms as forms
 
     match form:
         case "csv":
@@ -313,7 +313,7 @@ def _rendered(
             created = datetime.fromtimestamp(time.time(), UTC)
             return forms.to_workbook(found, notes, shows_elsewhere=shows_all, created=created)
         case "html":
-            from shipper.report.reconcile_page import render_page
+            from shipper.report.reconcile.page import render_page
 
             return render_page(found, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
     from rich.console import Console

@@ -12,7 +12,7 @@ import typer
 
 from shipper.cli.common import run_async
 from shipper.cli.config import toml_value
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.options import (
     IN_MEMORY,
     AnswerShape,
@@ -194,7 +194,7 @@ def _curl_line(access: Access, *, now_seconds: float) -> str:
     """Write a request that works when it is pasted into a shell."""
     from datetime import UTC, datetime
 
-    from shipper import wire
+    from shipper.model import wire
     from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
     from shipper.sandbox.samples import sample_lines
 

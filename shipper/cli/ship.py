@@ -16,7 +16,6 @@ import msgspec
 import structlog
 import typer
 
-from shipper.addresses import check_listen_address
 from shipper.cli import load_http_client
 from shipper.cli.common import (
     ConfigOption,
@@ -35,13 +34,14 @@ from shipper.cli.common import (
     settings_reader,
     several,
 )
-from shipper.cli.memory import keep_memory_released
 from shipper.cli.signals import STOP_SIGNALS, received_signals
-from shipper.config import Settings
-from shipper.errors import ConfigError, SourceError
-from shipper.permissions import obstacle
-from shipper.records import shown
-from shipper.telemetry.logs import is_json, set_level
+from shipper.config.settings import Settings
+from shipper.model.errors import ConfigError, SourceError
+from shipper.model.records import shown
+from shipper.status.logs import is_json, set_level
+from shipper.system.addresses import check_listen_address
+from shipper.system.memory import keep_memory_released
+from shipper.system.permissions import obstacle
 
 if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
     from shipper.sources.spool import Spool
-    from shipper.telemetry.board import Board
-    from shipper.telemetry.live import Live
+    from shipper.status.board import Board
+    from shipper.status.live import Live
 
 log = structlog.get_logger("cli")
 

@@ -9,14 +9,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from shipper.state.live_file import LiveFile
-from shipper.telemetry.board import Board
-from shipper.telemetry.systemd import Notifier
-from shipper.telemetry.watch import Watch
+from shipper.status.board import Board
+from shipper.status.live_file import LiveFile
+from shipper.status.systemd import Notifier
+from shipper.status.watch import Watch
 
 if TYPE_CHECKING:
     from shipper.state.stuck import StuckPlaces
-    from shipper.telemetry.live import Live
+    from shipper.status.live import Live
 
 
 class Showing(NamedTuple):
@@ -54,7 +54,7 @@ def showing(listen: str, directory: Path, places: StuckPlaces, *, hosts: Iterabl
         stack.enter_context(places.watched())
         stack.enter_context(watch.looking())
         if listen:
-            from shipper.admin.server import serving
+            from shipper.status.admin.server import serving
 
             stack.enter_context(
                 serving(listen, board, watch, directory, hosts=hosts, wall_time=time.time, now=time.monotonic)

@@ -26,10 +26,10 @@ from shipper.cli.common import (
     several,
 )
 from shipper.cli.ship import named_files
-from shipper.config import Settings
+from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
-    from shipper.records import Chunk, Rejection
+    from shipper.model.records import Chunk, Rejection
 
 _PIECE_LINES = 1000
 _EXAMPLES_PER_RULE = 5
@@ -62,7 +62,7 @@ def validate(
         if path == "-":
             check.add("standard input", _chunks_of_pipe(sys.stdin.fileno(), settings))
         else:
-            from shipper.records import shown
+            from shipper.model.records import shown
 
             for file in named_files([path], settings):
                 check.add(shown(file), _chunks_of_file(file, settings))
@@ -169,7 +169,7 @@ class _Check:
 
     def _look_at_header(self, name: str, chunk: Chunk) -> None:
         """Where no column has a name that is known, the first row may be a record: its values are not shown."""
-        from shipper.framing import CsvRows
+        from shipper.model.framing import CsvRows
 
         framing = chunk.stream.framing
         if not isinstance(framing, CsvRows):
@@ -263,8 +263,8 @@ def _chunks_of_file(path: Path, settings: Settings) -> Iterator[Chunk]:
 
 def _chunks_of_pipe(descriptor: int, settings: Settings) -> Iterator[Chunk]:
     """Read what cannot be read twice."""
-    from shipper.framing import csv_rows
-    from shipper.records import Chunk, Stream
+    from shipper.model.framing import csv_rows
+    from shipper.model.records import Chunk, Stream
     from shipper.sources.incoming import Incoming
     from shipper.sources.reader import READ_BYTES, input_form
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shipper.cli import load_http_client, prepare_process
 
 if TYPE_CHECKING:
-    from shipper.config import Settings
+    from shipper.config.settings import Settings
 
 
 def main() -> None:
@@ -49,7 +49,7 @@ def _set_up(worker: int, settings: Settings) -> None:
     """Write warnings and errors; what else there is to tell, the starting process tells for all workers."""
     import structlog
 
-    from shipper.telemetry.logs import configure_logs
+    from shipper.status.logs import configure_logs
 
     level = settings.log.level
     configure_logs(level if level in {"debug", "error"} else "warning", settings.log.format, now=time.monotonic)

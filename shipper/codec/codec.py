@@ -25,9 +25,9 @@ from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.codec.tally import tally
-from shipper.config import RecordsSettings
-from shipper.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
-from shipper.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
+from shipper.config.settings import RecordsSettings
+from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
+from shipper.model.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE

@@ -24,8 +24,8 @@ from shipper.codec.rules import (
     may_repeat_keys,
     repeats_key,
 )
-from shipper.config import RecordsSettings
-from shipper.records import Rejection
+from shipper.config.settings import RecordsSettings
+from shipper.model.records import Rejection
 
 SEPARATOR: Final = b",null,\n"
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from msgspec import Raw
 
 from shipper.codec.normalize import ABSENT, Column
-from shipper.settings_mapping import FIELDS, FieldSource
+from shipper.config.mapping import FIELDS, FieldSource
 
 Document = Mapping[str, Any]
 

@@ -22,9 +22,9 @@ from shipper.codec.judge import SEPARATOR, may_reach_over_lines
 from shipper.codec.mapping import Document, SourceMapping
 from shipper.codec.normalize import ABSENT, Column, normalizers
 from shipper.codec.rules import may_repeat_keys, repeats_key
-from shipper.config import RecordsSettings
-from shipper.settings_mapping import FIELDS
-from shipper.wire import EVENT_TYPE, ActivityEvent
+from shipper.config.mapping import FIELDS
+from shipper.config.settings import RecordsSettings
+from shipper.model.wire import EVENT_TYPE, ActivityEvent
 
 DERIVED_FROM: Final = ("BrandID", "ConsumerID")  # unless the settings say otherwise: a player is acquired once a brand
 

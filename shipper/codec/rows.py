@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shipper.framing import CsvRows
+from shipper.model.framing import CsvRows
 
 csv.field_size_limit(2**31 - 1)  # how long a record may be is the settings' business
 

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal, NamedTuple, cast, get_type_hints
 import msgspec
 
 from shipper.codec.columns import Columns
-from shipper.wire import ActivityEvent
+from shipper.model.wire import ActivityEvent
 
 # Field -> rule id. Where dead letters, metrics and `shipper validate` speak of a rule, they use the id.
 FIELD_RULES: Final = {

@@ -12,7 +12,7 @@ from operator import attrgetter, itemgetter
 from typing import Final
 
 from shipper.codec.columns import Columns
-from shipper.records import LedgerKey
+from shipper.model.records import LedgerKey
 
 _brand_id = attrgetter("BrandID")
 _affiliate_id = attrgetter("AffiliateID")

@@ -13,7 +13,7 @@ from enum import IntEnum, auto
 from functools import lru_cache
 from typing import Final
 
-from shipper.wire import ActivityEvent
+from shipper.model.wire import ActivityEvent
 
 _COUNT_MAX: Final = 10**9
 _KINDS: Final[tuple[tuple[type, str], ...]] = (

@@ -11,14 +11,14 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.secrets import MASK
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.endpoint import post_form
 from shipper.delivery.keeper import Keeper
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
 from shipper.delivery.verdicts import Action
 from shipper.delivery.waits import epoch_s
-from shipper.secrets import MASK
 
 __all__ = [
     "SKEW_TOLD_S",

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import anyio
 
 from shipper import __version__
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.kept import Message
 from shipper.delivery.line import Line, parsed_url
 from shipper.delivery.no_answer import NoAnswerError

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 import anyio
 import structlog
 
-from shipper.config import DeliverySettings
+from shipper.config.settings import DeliverySettings
 from shipper.delivery.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from shipper.delivery.verdicts import Action, Verdict
 from shipper.delivery.waits import full_jitter_s
-from shipper.errors import DeliveryGaveUpError
+from shipper.model.errors import DeliveryGaveUpError
 
 log = structlog.get_logger("delivery")
 

@@ -16,13 +16,13 @@ import anyio
 import httpcore
 import httpx
 
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.secrets import resolve_secret
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.kept import VERSIONS, KeptConnection, Message, NotHttpError, is_kept, told_by
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import certificate_expiry, is_https, proxy_context, tls_context
-from shipper.errors import ConfigError
-from shipper.secrets import resolve_secret
+from shipper.model.errors import ConfigError
 
 _ProtocolErrors: Final = (httpx.ProtocolError, httpcore.ProtocolError)
 _TransportErrors: Final = (

@@ -11,13 +11,13 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from shipper.config import OAuth2Settings
+from shipper.config.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch_secret
+from shipper.config.settings import OAuth2Settings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.token_sources import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring, expiry_claim
 from shipper.delivery.verdicts import Answer
 from shipper.delivery.waits import asked_wait_s
-from shipper.errors import ConfigError
-from shipper.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch_secret
+from shipper.model.errors import ConfigError
 
 PostForm = Callable[[str, dict[str, str]], Awaitable[Answer]]
 

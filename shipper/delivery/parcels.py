@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from shipper.delivery.parting import halves, merged
-from shipper.records import Batch
+from shipper.model.records import Batch
 
 
 class Parcel(Struct, eq=False):

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from shipper.records import Batch, Span
-from shipper.wire import BODY_HEAD, BODY_TAIL
+from shipper.model.records import Batch, Span
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
 
 
 class SentEvent(Struct):

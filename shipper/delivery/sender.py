@@ -18,18 +18,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
-from shipper.config import DeliverySettings
+from shipper.config.secrets import MASK
+from shipper.config.settings import DeliverySettings
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
+from shipper.delivery.latency import Latencies
 from shipper.delivery.parcels import Parcel, merged_parcel
 from shipper.delivery.parting import event_ids, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
-from shipper.records import Batch, Refusal
-from shipper.secrets import MASK
-from shipper.telemetry.latency import Latencies
-from shipper.telemetry.work import Piece, at_work
-from shipper.wire import INTAKE_PATH
+from shipper.model.records import Batch, Refusal
+from shipper.model.wire import INTAKE_PATH
+from shipper.system.work import Piece, at_work
 
 log = structlog.get_logger("delivery")
 

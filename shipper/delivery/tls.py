@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 
 from msgspec.structs import replace
 
-from shipper.config import EndpointSettings
-from shipper.errors import ConfigError
+from shipper.config.settings import EndpointSettings
+from shipper.model.errors import ConfigError
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 # The verification's codes for a chain that ends with no authority that is trusted here.

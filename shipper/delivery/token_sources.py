@@ -13,8 +13,8 @@ import anyio.to_thread
 import msgspec
 from msgspec import Struct
 
-from shipper.errors import ConfigError
-from shipper.secrets import Secret, SecretReference, check_secret, fetch_secret, resolve_secret
+from shipper.config.secrets import Secret, SecretReference, check_secret, fetch_secret, resolve_secret
+from shipper.model.errors import ConfigError
 
 _FILE_LOOK_INTERVAL_S: Final = 1.0
 _MARGIN_S: Final = 60.0

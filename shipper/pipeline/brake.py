@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Final, NamedTuple
 
 from shipper.codec import is_from_the_future
-from shipper.records import EncodedChunk, Stream
+from shipper.model.records import EncodedChunk, Stream
 
 _FUTURE_MIN: Final = 20  # records from the future that are too many for an accident
 _FUTURE_SHARE: Final = 9  # so many of them for one that is not

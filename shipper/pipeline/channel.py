@@ -12,11 +12,11 @@ from anyio.abc import ByteStream
 from anyio.streams.buffered import BufferedByteReceiveStream
 from msgspec import Struct
 
-from shipper.config import Settings
-from shipper.errors import ShipperError
-from shipper.framing import Framing
-from shipper.records import Checkpoint, StreamKind
-from shipper.telemetry.live import Live
+from shipper.config.settings import Settings
+from shipper.model.errors import ShipperError
+from shipper.model.framing import Framing
+from shipper.model.records import Checkpoint, StreamKind
+from shipper.status.live import Live
 
 _HEAD: Final = struct.Struct("!QQ")  # length of the message, and of the bytes beside it
 

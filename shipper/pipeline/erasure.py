@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from shipper.codec import Codec, first_record
-from shipper.config import Settings
-from shipper.errors import StateError
-from shipper.framing import LINES, Framing, csv_rows
-from shipper.records import Chunk, Stream
+from shipper.config.settings import Settings
+from shipper.model.errors import StateError
+from shipper.model.framing import LINES, Framing, csv_rows
+from shipper.model.records import Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.reader import StreamReader
 from shipper.sources.segments import form_of, segments_in

@@ -11,16 +11,16 @@ import anyio
 import structlog
 
 from shipper.codec import MESSAGES
-from shipper.config import Settings
+from shipper.config.settings import Settings
 from shipper.delivery.credentials import ClockSkew
 from shipper.delivery.gate import FAIL_FAST_S
 from shipper.delivery.verdicts import Verdict
-from shipper.errors import HeldBackError
+from shipper.model.errors import HeldBackError
+from shipper.model.records import Stream, shown
 from shipper.pipeline.brake import Mistakes
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Stream, shown
-from shipper.telemetry.live import Pause
-from shipper.telemetry.pauses import ADVICE
+from shipper.status.live import Pause
+from shipper.status.pauses import ADVICE
 
 log = structlog.get_logger("pipeline")
 

@@ -12,21 +12,21 @@ from typing import Final
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from shipper.config import Settings, require_endpoint
+from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate
+from shipper.delivery.latency import quantile
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, without_answer
+from shipper.model.records import Batch, Chunk
+from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Batch, Chunk
 from shipper.state.stuck import Place
-from shipper.telemetry.latency import quantile
-from shipper.telemetry.live import Figures, Pause
-from shipper.telemetry.pauses import ADVICE
-from shipper.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
+from shipper.status.live import Figures, Pause
+from shipper.status.pauses import ADVICE
 
 _BATCH_BUFFER: Final = 8
 

@@ -22,14 +22,14 @@ from anyio.abc import Process, SocketStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 from msgspec.structs import replace
 
-from shipper.config import Settings, require_endpoint
+from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
-from shipper.errors import DeliveryGaveUpError, HeldBackError, ShipperError
+from shipper.model.errors import DeliveryGaveUpError, HeldBackError, ShipperError
+from shipper.model.records import Chunk, Span
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.counted_once import CountedOnce
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Chunk, Span
-from shipper.telemetry.live import Figures, Live, Pause
+from shipper.status.live import Figures, Live, Pause
 
 log = structlog.get_logger("pipeline")
 

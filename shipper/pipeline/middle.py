@@ -6,8 +6,8 @@ from typing import Protocol
 
 from anyio.streams.memory import MemoryObjectReceiveStream
 
-from shipper.records import Chunk
-from shipper.telemetry.live import Figures
+from shipper.model.records import Chunk
+from shipper.status.live import Figures
 
 
 class Middle(Protocol):

@@ -10,12 +10,12 @@ import anyio
 import structlog
 from msgspec.structs import asdict, replace
 
+from shipper.model.records import Backlog, Totals
 from shipper.pipeline.middle import Middle
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Backlog, Totals
-from shipper.telemetry.live import Live, Pause, Phase
-from shipper.telemetry.logs import take_left_out
-from shipper.telemetry.pauses import ADVICE
+from shipper.status.live import Live, Pause, Phase
+from shipper.status.logs import take_left_out
+from shipper.status.pauses import ADVICE
 
 log = structlog.get_logger("pipeline")
 

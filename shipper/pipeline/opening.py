@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from shipper.config import Settings
-from shipper.errors import ConfigError
-from shipper.permissions import obstacle
+from shipper.config.settings import Settings
+from shipper.model.errors import ConfigError
 from shipper.sources.reader import NDJSON, InputForm
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Input, Spool
 from shipper.state.directory import ACCESS_ADVICE, locked_directory
 from shipper.state.store import Store
 from shipper.state.stuck import StuckPlaces
+from shipper.system.permissions import obstacle
 
 
 class OpenState(NamedTuple):

@@ -10,17 +10,17 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.batching import Batcher, Deferred
 from shipper.codec import Codec, Columns, latest_timestamp, tally
-from shipper.config import Settings
+from shipper.config.settings import Settings
 from shipper.delivery.parting import SentEvent, event_in, sent_event, sent_events
-from shipper.framing import CsvRows
+from shipper.model.framing import CsvRows
+from shipper.model.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
+from shipper.pipeline.batching import Batcher, Deferred
 from shipper.pipeline.brake import Brake
 from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
-from shipper.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
 from shipper.state.stuck import Place
-from shipper.telemetry.work import Piece, at_work, noted
+from shipper.system.work import Piece, at_work, noted
 
 log = structlog.get_logger("pipeline")
 

@@ -26,9 +26,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from shipper import __version__
-from shipper.config import Settings, require_endpoint
+from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
-from shipper.errors import ConfigError, DeliveryGaveUpError, first_of
+from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
+from shipper.model.records import Backlog, Chunk, Totals, shown
 from shipper.pipeline.in_process import InProcess
 from shipper.pipeline.in_workers import InWorkers
 from shipper.pipeline.middle import Middle
@@ -37,9 +38,8 @@ from shipper.pipeline.reload import Reloading, reloaded
 from shipper.pipeline.saver import Keeper
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
-from shipper.records import Backlog, Chunk, Totals, shown
 from shipper.state.stuck import Place
-from shipper.telemetry.live import Live, Phase
+from shipper.status.live import Live, Phase
 
 log = structlog.get_logger("pipeline")
 

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from shipper.config import RecordsSettings, Settings
+from shipper.config.settings import RecordsSettings, Settings
 
 # By section; the rest takes effect at the next start.
 _CHANGEABLE: Final = {

@@ -11,9 +11,9 @@ import anyio
 import structlog
 from anyio.to_thread import run_sync
 
-from shipper.config import StateSettings
-from shipper.errors import DeliveryGaveUpError, StateError, StateUnwritableError
-from shipper.records import Checkpoint, Totals
+from shipper.config.settings import StateSettings
+from shipper.model.errors import DeliveryGaveUpError, StateError, StateUnwritableError
+from shipper.model.records import Checkpoint, Totals
 from shipper.state.acks import Acks, weight
 from shipper.state.store import Saved
 

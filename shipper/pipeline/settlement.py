@@ -7,8 +7,8 @@ from typing import Final
 
 import anyio
 
-from shipper.config import StateSettings
-from shipper.errors import HeldBackError
+from shipper.config.settings import StateSettings
+from shipper.model.errors import HeldBackError
 from shipper.pipeline.saver import Keeper, Saver
 from shipper.state.acks import Acks
 

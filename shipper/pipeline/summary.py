@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shipper.records import Totals
+from shipper.model.records import Totals
 
 Outcome = Literal["finished", "drained", "aborted", "gave_up"]
 

@@ -15,14 +15,14 @@ import anyio.from_thread
 from anyio.abc import SocketStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.config import Settings
-from shipper.errors import ShipperError, StateError, first_of
+from shipper.config.settings import Settings
+from shipper.model.errors import ShipperError, StateError, first_of
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
-from shipper.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.state.accepted_ids import read_accepted_ids
 from shipper.state.store import Saved
-from shipper.telemetry.live import Live
+from shipper.status.live import Live
 
 
 async def work(

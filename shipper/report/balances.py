@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.currencies import is_same_currency
 from shipper.report.findings import Finding, comparison, shown
 from shipper.report.metrics import CPA, FEES, REV_SHARE

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.currencies import currency_code
 from shipper.report.metrics import METRICS
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.balances import Entries, check_balances
 from shipper.report.changes import diff, place
 from shipper.report.currencies import is_same_currency

@@ -21,13 +21,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
 
-from shipper import wire
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import FAIL_FAST_S, Gate, Passage
 from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
-from shipper.errors import NoServiceError, ReportError
+from shipper.model import wire
+from shipper.model.errors import NoServiceError, ReportError
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange, check_order
 

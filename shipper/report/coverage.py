@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.fetching import Part
 from shipper.report.wording import period
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 
 _NAMES: Final = """
 AED United Arab Emirates Dirham; UAE Dirham; Emirati Dirham

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 
 _HOUR: Final = timedelta(hours=1)
 _HOURS_OF_DAY: Final = 24

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct, inspect
 
-from shipper import wire
 from shipper.codec.rules import NESTING_MAX, may_nest_deeply, nests_deeply
-from shipper.errors import ReportError
+from shipper.model import wire
+from shipper.model.errors import ReportError
 from shipper.report.merging import merged
 
 _MISSPELT: Final = "affilaiteAccountId"

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 from shipper.report.rows import Column, FlatTable, Value
 
 DELIMITERS: Final = (",", ";", "\t", "|")

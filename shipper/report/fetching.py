@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import anyio
 
-from shipper.errors import NoServiceError, ReportError
+from shipper.model.errors import NoServiceError, ReportError
 from shipper.report.document import FetchedReport
 from shipper.report.ranges import DateRange, Split, split_range
 

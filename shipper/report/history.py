@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple, replace
 
-from shipper.errors import StateError
+from shipper.model.errors import StateError
 from shipper.report.content import content_hash
 from shipper.report.history_file import FILE_NAME, HOOKS_LOCK, note_sources, open_database, understood
 from shipper.report.ranges import DateRange

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from shipper.errors import ConfigError, StateError
+from shipper.model.errors import ConfigError, StateError
 from shipper.state.directory import why_unusable
 from shipper.state.schema import check_files, denial
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
-from shipper.records import LedgerKey
+from shipper.model.records import LedgerKey
 from shipper.report.days import Days
 from shipper.report.ranges import DateRange
 from shipper.report.rows import Column, FlatTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.metrics import currencies
 from shipper.report.rows import Fetched
 from shipper.report.wording import named

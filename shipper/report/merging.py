@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.changes import place
 from shipper.report.metrics import METRICS
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Final
 
-from shipper import wire
+from shipper.model import wire
 
 # Figures have up to 30 digits on either side of the point; the default context would round their sum to 28.
 _EXACT: Final = Context(prec=200, traps=[Inexact, InvalidOperation])

@@ -6,7 +6,7 @@ from calendar import monthrange
 from datetime import date, timedelta
 from typing import Literal, NamedTuple, assert_never
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 
 Split = Literal["month", "day", "none"]
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.currencies import is_same_currency
 from shipper.report.metrics import METRICS, Metric
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.coverage import WHOLE, Coverage
 from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies

@@ -7,8 +7,8 @@ from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Final
 
-from shipper import wire
-from shipper.printable import printable
+from shipper.model import wire
+from shipper.model.printable import printable
 from shipper.report.currencies import currency_code
 from shipper.report.metrics import Metric
 

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.clock import http_date
 from shipper.sandbox.control import PREFIX, Control
 from shipper.sandbox.effects import Connection
@@ -30,7 +30,7 @@ from shipper.sandbox.faults import RotateKey
 from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
 from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.tokens import TOKEN_PATH
-from shipper.serving import HostGuard
+from shipper.system.serving import HostGuard
 
 _FORM_BYTES_MAX: Final = 65_536
 _STOP_GRACE_SECONDS: Final = 0.2

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from shipper import wire
-from shipper.errors import ConfigError
+from shipper.model import wire
+from shipper.model.errors import ConfigError
 from shipper.sandbox.faults import FaultScript, Operation, read_script
 from shipper.sandbox.gateway import NOT_FOUND, Refusal, json_response, refusal_response
 from shipper.sandbox.options import Which

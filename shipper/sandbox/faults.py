@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.options import Which
 
 Operation = Literal["intake", "report", "token"]

@@ -18,7 +18,7 @@ from hashlib import sha256
 from struct import Struct
 from typing import Final, NamedTuple
 
-from shipper.wire import AmountPair, DepositFigures, Deposits
+from shipper.model.wire import AmountPair, DepositFigures, Deposits
 
 # Outside these days nothing happened; it bounds what a balance, or a period of thousands of years, draws.
 FIRST_DAY: Final = date(2020, 1, 1)

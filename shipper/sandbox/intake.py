@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.gateway import Refusal
 from shipper.sandbox.iso import COUNTRIES, CURRENCIES, US_STATES
 

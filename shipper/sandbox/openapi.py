@@ -13,7 +13,7 @@ import json
 import sys
 from typing import Final
 
-from shipper import wire
+from shipper.model import wire
 
 EXAMPLE_BASE_URL: Final = "http://127.0.0.1:8080"
 CHOICE: Final = "Sandbox's choice:"

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, Self
 
 from msgspec import Struct
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 
 IN_MEMORY: Final = ":memory:"
 SECRET_MIN_BYTES: Final = 32  # RFC 7518 §3.2: an HS256 key is at least as long as the hash

@@ -14,7 +14,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.figures import FIRST_DAY, Deal, PeriodFigures, figures_of, stretches
 from shipper.sandbox.options import Figures
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES

@@ -13,7 +13,7 @@ import anyio
 import msgspec
 from anyio import create_task_group, open_signal_receiver
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.app import create_app
 from shipper.sandbox.control import Control
 from shipper.sandbox.effects import TRANSPORT_EXTENSION
@@ -21,7 +21,7 @@ from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import Repeats, SandboxOptions
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
-from shipper.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
+from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
 _KEEP_ALIVE_SECONDS: Final = 120  # well above the time that an idle sender keeps a connection
 _GRACE_SECONDS: Final = 3

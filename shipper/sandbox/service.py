@@ -14,7 +14,7 @@ from msgspec import Struct, to_builtins
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.clock import ServiceClock
 from shipper.sandbox.faults import FaultPlan, FaultScript, Operation
 from shipper.sandbox.gateway import Gateway, Refusal, json_response, refusal_response

@@ -20,10 +20,10 @@ from typing import Final, NamedTuple, Self
 import msgspec
 from msgspec import Raw, Struct
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
+from shipper.model.wire import ActivityBatch, ActivityEvent
 from shipper.sandbox.options import IN_MEMORY
 from shipper.sandbox.report import Registrations
-from shipper.wire import ActivityBatch, ActivityEvent
 
 _APPLICATION_ID: Final = 0x53424F32  # "SBO2": tells the sandbox's files from every other SQLite file
 _TAG_DIGITS_MAX: Final = 18  # what surely fits a 64-bit id

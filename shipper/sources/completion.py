@@ -16,11 +16,11 @@ from typing import Final, Literal
 
 import structlog
 
-from shipper.crash_points import crash_point
-from shipper.records import Stream, shown
+from shipper.model.records import Stream, shown
 from shipper.sources.discovery import expanded
 from shipper.sources.identity import Place
-from shipper.telemetry.work import Piece, at_work
+from shipper.system.crash_points import crash_point
+from shipper.system.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 

@@ -15,8 +15,8 @@ from itertools import product
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol, cast
 
-from shipper.errors import SourceError
-from shipper.telemetry.work import step
+from shipper.model.errors import SourceError
+from shipper.system.work import step
 
 Compression = Literal["", "gzip", "zstd", "bzip2", "xz"]
 

@@ -13,9 +13,9 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple
 
-from shipper.permissions import obstacle
-from shipper.records import shown
-from shipper.telemetry.work import Piece, Stage, at_work, step
+from shipper.model.records import shown
+from shipper.system.permissions import obstacle
+from shipper.system.work import Piece, Stage, at_work, step
 
 Aside = Callable[[Stage, str, int], str]  # for an input and an offset: why it stands aside, empty if it does not
 

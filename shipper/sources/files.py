@@ -14,8 +14,8 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import SourceError, StateError
-from shipper.records import Backlog, Chunk, Stream, shown
+from shipper.model.errors import SourceError, StateError
+from shipper.model.records import Backlog, Chunk, Stream, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook
 from shipper.sources.reader import StreamReader

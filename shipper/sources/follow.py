@@ -11,8 +11,8 @@ from typing import Final, Literal, NamedTuple
 
 import structlog
 
-from shipper.errors import SourceError
-from shipper.records import Stream, shown
+from shipper.model.errors import SourceError
+from shipper.model.records import Stream, shown
 from shipper.sources.completion import KEEP, Completion, Outcome
 from shipper.sources.discovery import Found, Patterns, names
 from shipper.sources.generations import looks_like_generation, sibling_of
@@ -21,7 +21,7 @@ from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
 from shipper.sources.siblings import Siblings
-from shipper.telemetry.work import Piece, at_work, step
+from shipper.system.work import Piece, at_work, step
 
 log = structlog.get_logger("sources")
 

@@ -12,9 +12,9 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.config import InputSettings
-from shipper.errors import StateError, StateUnwritableError
-from shipper.records import Backlog, Chunk
+from shipper.config.settings import InputSettings
+from shipper.model.errors import StateError, StateUnwritableError
+from shipper.model.records import Backlog, Chunk
 from shipper.sources.discovery import Patterns, Watched
 from shipper.sources.follow import Follower
 from shipper.sources.turns import Turns

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 from msgspec import structs
 
-from shipper.wire import ActivityEvent
+from shipper.model.wire import ActivityEvent
 
 Record = Mapping[str, object] | ActivityEvent | bytes | str
 

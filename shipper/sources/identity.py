@@ -20,10 +20,9 @@ from typing import NamedTuple
 
 import structlog
 
-from shipper.errors import SourceError
-from shipper.framing import CsvRows, Framing
-from shipper.permissions import DENIALS, obstacle
-from shipper.records import Head, Stream, digest, shown
+from shipper.model.errors import SourceError
+from shipper.model.framing import CsvRows, Framing
+from shipper.model.records import Head, Stream, digest, shown
 from shipper.sources.content import Archive, Content, open_content
 from shipper.sources.discovery import Aside, nothing_aside
 from shipper.sources.generations import is_generation_of, looks_like_generation
@@ -38,7 +37,8 @@ from shipper.sources.reader import (
     first_bytes,
     likeness,
 )
-from shipper.telemetry.work import Piece, at_work, step
+from shipper.system.permissions import DENIALS, obstacle
+from shipper.system.work import Piece, at_work, step
 
 log = structlog.get_logger("sources")
 

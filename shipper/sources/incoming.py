@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from shipper.errors import SourceError
-from shipper.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
+from shipper.model.errors import SourceError
+from shipper.model.framing import CUT_MARK, LINES, CsvRows, ElementScan, Framing
 from shipper.sources.reader import READ_BYTES, InputForm
 
 _OPEN_ROW_BYTES: Final = 8_192

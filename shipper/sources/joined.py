@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from shipper.records import Backlog, Chunk
+from shipper.model.records import Backlog, Chunk
 
 
 class Part(Protocol):

@@ -11,12 +11,12 @@ from typing import Final, Literal
 
 import structlog
 
-from shipper.errors import SourceError
-from shipper.records import Chunk, shown
+from shipper.model.errors import SourceError
+from shipper.model.records import Chunk, shown
 from shipper.sources.content import ArchiveWaitsError
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
-from shipper.telemetry.work import Piece, at_work, go_on_with
+from shipper.system.work import Piece, at_work, go_on_with
 
 log = structlog.get_logger("sources")
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from shipper.errors import SourceError
-from shipper.framing import (
+from shipper.model.errors import SourceError
+from shipper.model.framing import (
     LINES,
     WIRE_COLUMNS,
     BatchElements,
@@ -19,7 +19,7 @@ from shipper.framing import (
     is_object,
     sniff,
 )
-from shipper.records import MARKER_BYTES, Chunk, Head, Stream, digest
+from shipper.model.records import MARKER_BYTES, Chunk, Head, Stream, digest
 from shipper.sources.content import (
     Archive,
     Content,
@@ -29,10 +29,10 @@ from shipper.sources.content import (
     data_from,
     open_content,
 )
-from shipper.telemetry.work import step
+from shipper.system.work import step
 
 if TYPE_CHECKING:
-    from shipper.config import Settings
+    from shipper.config.settings import Settings
 
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024

@@ -7,8 +7,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from shipper.errors import StateError
-from shipper.records import Stream
+from shipper.model.errors import StateError
+from shipper.model.records import Stream
 from shipper.sources.identity import StreamBook
 
 log = structlog.get_logger("sources")

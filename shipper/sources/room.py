@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,11 +19,11 @@ from typing import Final, Literal
 
 import structlog
 
-from shipper.crash_points import crash_point
-from shipper.errors import ConfigError, StateUnwritableError
-from shipper.records import Stream
+from shipper.model.errors import ConfigError, StateUnwritableError
+from shipper.model.records import Stream
 from shipper.sources.reader import NDJSON, READ_BYTES, InputForm
 from shipper.sources.room import left_for_state, reserve
+from shipper.system.crash_points import crash_point
 
 log = structlog.get_logger("sources")
 

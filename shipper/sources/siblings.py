@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from shipper.sources.discovery import Found, Patterns
 from shipper.sources.generations import sibling_of
-from shipper.telemetry.work import step
+from shipper.system.work import step
 
 _CLOCK_STEP_S: Final = 2.0  # so coarsely a file system may tell the time
 

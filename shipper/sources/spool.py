@@ -22,15 +22,15 @@ import structlog
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.errors import DeliveryGaveUpError, StateError
-from shipper.records import Backlog, Chunk, Stream
+from shipper.model.errors import DeliveryGaveUpError, StateError
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
 from shipper.sources.room import FULL_DISK, NoRoomError, check_disk, is_full
 from shipper.sources.segments import Segment, Segments
 from shipper.sources.standard_input import StandardInput
-from shipper.telemetry.work import Piece, at_work
+from shipper.system.work import Piece, at_work
 
 log = structlog.get_logger("sources")
 

@@ -11,7 +11,7 @@ from typing import Final
 import anyio
 import structlog
 
-from shipper.errors import StateError
+from shipper.model.errors import StateError
 from shipper.sources.incoming import Incoming
 from shipper.sources.segments import Segments
 

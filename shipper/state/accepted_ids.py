@@ -17,7 +17,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from shipper.errors import StateUnwritableError
+from shipper.model.errors import StateUnwritableError
 from shipper.state.schema import open_for_reading, understood
 
 _ID_BYTES: Final = 16

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Final
 
-from shipper.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
+from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
 
 # What lies in memory, estimated in bytes. Measured: 300 for a ledger key with its strings and its place in a dict,
 # 330 for a dead letter beside its bytes, 1,500 for a span with its marker.

@@ -18,7 +18,7 @@ from typing import Final
 
 import structlog
 
-from shipper.errors import StateError
+from shipper.model.errors import StateError
 from shipper.state.schema import check_files, understood
 
 log = structlog.get_logger("state")

@@ -13,8 +13,8 @@ from threading import Event
 from typing import Final
 from urllib.parse import quote
 
-from shipper.errors import ConfigError, StateInUseError, first_of
-from shipper.permissions import DENIALS, disguise, obstacle, whose
+from shipper.model.errors import ConfigError, StateInUseError, first_of
+from shipper.system.permissions import DENIALS, disguise, obstacle, whose
 
 # Never to use another directory: all inputs would be read from their beginnings and sent again.
 ACCESS_ADVICE: Final = "It was left as it is: hand it over (chown, chmod), or run shipper as its owner"

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from shipper.records import Checkpoint, LedgerKey
+from shipper.model.records import Checkpoint, LedgerKey
 from shipper.state.acks import add_to, added
 from shipper.state.affiliates import CountedAs, are_identifiers
 from shipper.state.ledger_upkeep import Columns, packed, unpacked

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from shipper.records import DeliveryClass
+from shipper.model.records import DeliveryClass
 from shipper.state.schema import open_for_reading, understood
 
 _COLUMNS: Final = (

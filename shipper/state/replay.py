@@ -16,8 +16,8 @@ from typing import Final
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
-from shipper.framing import LINES, csv_rows
-from shipper.records import Backlog, Chunk, Stream
+from shipper.model.framing import LINES, csv_rows
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.state.letters import Letters
 
 _CHUNK_BYTES: Final = 1 << 20

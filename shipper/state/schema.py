@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import msgspec
 
-from shipper.errors import StateError, StateUnwritableError
-from shipper.permissions import DENIALS, disguise, obstacle
+from shipper.model.errors import StateError, StateUnwritableError
 from shipper.state.directory import ACCESS_ADVICE
-from shipper.telemetry.work import Piece, at_work, waiting
+from shipper.system.permissions import DENIALS, disguise, obstacle
+from shipper.system.work import Piece, at_work, waiting
 
 SCHEMA_VERSION: Final = 11
 LETTER_OVERHEAD_BYTES: Final = 512

@@ -16,9 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from shipper.crash_points import crash_point
-from shipper.errors import StateError, StateUnwritableError
-from shipper.records import Checkpoint, Rejection, Totals
+from shipper.model.errors import StateError, StateUnwritableError
+from shipper.model.records import Checkpoint, Rejection, Totals
 from shipper.state import ledger, ledger_upkeep
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, counted_as, ensure_key
@@ -41,7 +40,8 @@ from shipper.state.schema import (
     understood,
 )
 from shipper.state.streams import StreamTable
-from shipper.telemetry.work import Piece, at_work, waiting
+from shipper.system.crash_points import crash_point
+from shipper.system.work import Piece, at_work, waiting
 
 # What passes by itself, or when somebody makes room: a full disk, a file system that is read-only for a while.
 _FOR_NOW: Final = {

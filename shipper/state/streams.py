@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from shipper.records import Head, Marker, Stream, StreamKind, digest
+from shipper.model.records import Head, Marker, Stream, StreamKind, digest
 from shipper.state.schema import understood
 
 _COLUMNS: Final = (

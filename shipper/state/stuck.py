@@ -21,8 +21,8 @@ import structlog
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shipper.records import shown
-from shipper.telemetry.work import Piece, Stage, have_noted
+from shipper.model.records import shown
+from shipper.system.work import Piece, Stage, have_noted
 
 log = structlog.get_logger("state")
 

@@ -23,8 +23,8 @@ def open_codec() -> Callable[[bytes], int]:
         A function from one chunk (whole lines) to the number of events that the codec accepted.
     """
     from shipper.codec import Codec, latest_timestamp
-    from shipper.config import RecordsSettings
-    from shipper.records import Chunk, Stream
+    from shipper.config.settings import RecordsSettings
+    from shipper.model.records import Chunk, Stream
 
     codec = Codec(RecordsSettings(), max_record_bytes=262_144)
     stream = Stream(stream_id=1, kind="file", path="sample")

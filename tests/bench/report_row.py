@@ -22,7 +22,7 @@ from pathlib import Path
 
 import uvloop
 
-from shipper import wire
+from shipper.model import wire
 from tests.report_documents import seeded
 
 from .rows import SHIPPER

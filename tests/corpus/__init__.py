@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from shipper.config import RecordsSettings
+from shipper.config.settings import RecordsSettings
 
 Mode = Literal["normalize", "strict"]
 Tokens = dict[str, str]

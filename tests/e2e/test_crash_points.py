@@ -16,7 +16,7 @@ from typing import get_args
 
 import pytest
 
-from shipper.crash_points import CrashPoint
+from shipper.system.crash_points import CrashPoint
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Running, Shipper, State, event_ids
 from tests.e2e.surroundings import Lockstep, spooled

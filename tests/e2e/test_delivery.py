@@ -17,8 +17,8 @@ from typing import Self
 
 import pytest
 
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from shipper.sandbox.options import CallLimit, Profile, Rejection, RetryAfter
-from shipper.wire import BODY_HEAD, BODY_TAIL
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import DeadLetter, Running, Shipper, changed, sandbox
 from tests.e2e.fake_service import HANG, OK, STORE_AND_RESET, FakeService, Reply

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from shipper.serving import address_of
+from shipper.system.serving import address_of
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper
 from tests.e2e.files import open_files

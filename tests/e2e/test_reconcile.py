@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 import pytest
 
+from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.sandbox.options import Profile, Rejection
 from shipper.sandbox.samples import sample_lines
 from shipper.state.ledger import read_ledger
-from shipper.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
 from tests.e2e.fake_service import FakeService

@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.history import History
 from shipper.sandbox.samples import sample_lines
 from shipper.state.affiliates import KEY_FILE

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from tests.e2e.driver import SHIPPER, Running, Shipper, Target, wait_until
 from tests.report_documents import brand, entry, report
 from tests.report_service import ReportService, document, ok, refusal

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.exports import write_whole
 from shipper.report.metrics import CLICKS, METRICS, REGISTRATIONS, added
 from shipper.report.page import render_page

@@ -18,9 +18,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from shipper import wire
 from shipper.cli.app import command_line
-from shipper.errors import ShipperError
+from shipper.model import wire
+from shipper.model.errors import ShipperError
 from tests.conftest import SEED
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Running, Service, Shipper, Target

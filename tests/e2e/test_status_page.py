@@ -17,7 +17,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from shipper.telemetry.live import Live, Pause
+from shipper.status.live import Live, Pause
 from tests.status_page_server import (
     BEHIND,
     FORBIDDEN,

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from shipper.cli.status.look import document, look
-from shipper.config import load_settings
-from shipper.telemetry.units import size
+from shipper.config.settings import load_settings
+from shipper.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService

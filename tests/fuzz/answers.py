@@ -6,12 +6,12 @@ import json
 import math
 from typing import Any, Final
 
-from shipper.config import OAuth2Settings
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import OAuth2Settings
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import WORDS_BYTES, Action, Answer, judge
 from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, epoch_s
-from shipper.secrets import LiteralSecret
 from tests.answer_bodies import EVENTS, SAMPLES
 from tests.answer_bodies import IDS as EVENT_IDS
 from tests.fuzz.engine import Target, loop

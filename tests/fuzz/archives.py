@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from shipper.errors import SourceError
+from shipper.model.errors import SourceError
 from shipper.sources.content import Archive, open_content
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator

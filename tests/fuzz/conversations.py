@@ -21,7 +21,7 @@ from typing import Final
 
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 from shipper.report.client import ReportClient
 from tests.answer_bodies import IDS, SAMPLES
 from tests.fuzz.answers import BODIES, CANARY, DATES, GRANTS, HEADS, NAMES, check_acceptance

@@ -13,8 +13,8 @@ from random import Random
 from typing import Final
 
 from shipper.codec.rows import Unreadable, read_rows
-from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows
-from shipper.records import Chunk, Stream
+from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows
+from shipper.model.records import Chunk, Stream
 from shipper.sources.content import Compression, begins_like_archive, compression_of
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm, StreamReader

@@ -17,7 +17,8 @@ from unittest.mock import patch
 import uvloop
 
 from shipper import Shipper
-from shipper.config import (
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import (
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
@@ -28,7 +29,6 @@ from shipper.config import (
     StateSettings,
 )
 from shipper.delivery import waits
-from shipper.secrets import LiteralSecret
 from tests.answer_bodies import IDS
 from tests.e2e.driver import State, assert_accounted, read_state
 from tests.fuzz.answers import CANARY

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, Final, NamedTuple
 
 from shipper.codec import FIELD_RULES
-from shipper.wire import ActivityEvent
+from shipper.model.wire import ActivityEvent
 from tests.model.test_codec_oracle import GOOD_FIELD
 
 FIELDS: Final = ActivityEvent.__struct_fields__

@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from shipper.codec import MESSAGES, Codec
-from shipper.config import RecordsSettings
-from shipper.framing import LINES, BatchElements, Framing, csv_rows
-from shipper.records import Chunk, Stream
+from shipper.config.settings import RecordsSettings
+from shipper.model.framing import LINES, BatchElements, Framing, csv_rows
+from shipper.model.records import Chunk, Stream
 from shipper.sandbox.samples import sample_lines
 from tests.corpus import ENTRIES
 from tests.fuzz.engine import Target

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from shipper import wire
-from shipper.errors import ReportError
+from shipper.model import wire
+from shipper.model.errors import ReportError
 from shipper.report.checks import check_report
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report

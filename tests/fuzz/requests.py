@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from shipper.admin.app import Admin
 from shipper.sandbox.app import create_app
 from shipper.sandbox.control import Control
 from shipper.sandbox.faults import FaultScript
@@ -20,8 +19,9 @@ from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.samples import sample_lines
 from shipper.sandbox.service import Service
 from shipper.sandbox.store import EventStore
-from shipper.telemetry.board import Board
-from shipper.telemetry.watch import Watch
+from shipper.status.admin.app import Admin
+from shipper.status.board import Board
+from shipper.status.watch import Watch
 from tests.fuzz.engine import Target, loop
 from tests.fuzz.mutation import mutator
 

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import msgspec
 
-from shipper.config import Settings, load_settings
-from shipper.errors import ConfigError
-from shipper.settings_schema import leaves
+from shipper.config.schema import leaves
+from shipper.config.settings import Settings, load_settings
+from shipper.model.errors import ConfigError
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 

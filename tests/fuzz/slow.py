@@ -13,30 +13,30 @@ from zlib import crc32
 import httpcore
 from msgspec.structs import replace
 
-from shipper import wire
-from shipper.addresses import host_of
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
-from shipper.config import OAuth2Settings, RecordsSettings, load_settings
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
 from shipper.delivery.kept import _Answer
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
 from shipper.delivery.waits import asked_wait_s
-from shipper.errors import ShipperError
-from shipper.framing import LINES, BatchElements, CsvRows, Framing, sniff
-from shipper.printable import printable
-from shipper.records import Chunk, Stream
+from shipper.model import wire
+from shipper.model.errors import ShipperError
+from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, sniff
+from shipper.model.printable import printable
+from shipper.model.records import Chunk, Stream
 from shipper.report.checks import check_report
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
 from shipper.report.ranges import DateRange
 from shipper.report.rows import Fetched, source_table
-from shipper.secrets import LiteralSecret
 from shipper.sources.generations import looks_like_generation
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm
 from shipper.state.schema import consumer_id_of
+from shipper.system.addresses import host_of
 from tests.fuzz.engine import Target
 from tests.fuzz.mutation import mutator
 from tests.report_documents import report

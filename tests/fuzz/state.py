@@ -16,18 +16,18 @@ import msgspec
 
 from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import compact, report
-from shipper.errors import StateError
-from shipper.framing import CsvRows
-from shipper.records import Checkpoint, Marker, Rejection, Stream
+from shipper.model.errors import StateError
+from shipper.model.framing import CsvRows
+from shipper.model.records import Checkpoint, Marker, Rejection, Stream
 from shipper.sources.content import Plain
 from shipper.sources.reader import StreamReader
 from shipper.sources.segments import Segments, youngest_segment_id
 from shipper.state.letters import EVERYTHING
-from shipper.state.live_file import LIVE_FILE, read_live
-from shipper.state.overview import Overview
-from shipper.state.standing import Standing, state_now
 from shipper.state.store import Store
-from shipper.telemetry.live import Live, Pause
+from shipper.status.live import Live, Pause
+from shipper.status.live_file import LIVE_FILE, read_live
+from shipper.status.overview import Overview
+from shipper.status.standing import Standing, state_now
 from tests.fuzz.engine import Target
 from tests.fuzz.framings import records_of
 from tests.fuzz.mutation import mutator

@@ -17,13 +17,13 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from shipper import wire
-from shipper.records import LedgerKey
+from shipper.model import wire
+from shipper.model.records import LedgerKey
 from shipper.report.days import OFFSETS, days_of_offset
-from shipper.report.owners import Owners
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile import reconcile
-from shipper.report.reconcile_rows import Hole, Pair, Period, Reconciliation
+from shipper.report.reconcile.compare import reconcile
+from shipper.report.reconcile.owners import Owners
+from shipper.report.reconcile.rows import Hole, Pair, Period, Reconciliation
 from tests.report_documents import brand, entry, report
 
 ACCOUNT, OTHER = 1001, 2002

@@ -11,8 +11,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.batching import Batcher
 from shipper.codec import Codec
+from shipper.pipeline.batching import Batcher
 from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, encode, good_lines, line
 

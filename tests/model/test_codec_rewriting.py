@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from shipper.codec import Codec
-from shipper.config import RecordsSettings
-from shipper.records import Rejection
+from shipper.config.settings import RecordsSettings
+from shipper.model.records import Rejection
 from tests.unit.test_codec import BTAG_HEX, MISSING, encode, event, good_lines
 
 LIMIT = 900

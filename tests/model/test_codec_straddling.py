@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shipper.codec import Codec
-from shipper.config import RecordsSettings
+from shipper.config.settings import RecordsSettings
 from tests.unit.test_codec import encode, line
 
 SETTINGS: list[dict[str, Any]] = [

@@ -11,10 +11,10 @@ import pytest
 
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME
-from shipper.config import RecordsSettings
+from shipper.config.settings import RecordsSettings
 from shipper.delivery.verdicts import Action, Answer, judge
-from shipper.framing import LINES, BatchElements, Framing, csv_rows
-from shipper.records import Chunk, Stream
+from shipper.model.framing import LINES, BatchElements, Framing, csv_rows
+from shipper.model.records import Chunk, Stream
 from tests.conftest import SEED
 from tests.e2e.driver import State
 from tests.siege import bait, checking

@@ -41,7 +41,7 @@ from hypothesis.stateful import (
 from structlog.testing import capture_logs
 
 from shipper.codec import Codec
-from shipper.records import Batch, Chunk, Span, Stream
+from shipper.model.records import Batch, Chunk, Span, Stream
 from shipper.sandbox.samples import sample_lines
 from shipper.sources import reader as reader_module
 from shipper.sources.discovery import Patterns

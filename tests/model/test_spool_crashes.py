@@ -17,7 +17,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.records import Chunk, Stream
+from shipper.model.records import Chunk, Stream
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Spool
 from tests.spooling import spooling

@@ -16,7 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shipper.records import Marker, Stream, digest
+from shipper.model.records import Marker, Stream, digest
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 from shipper.sources.identity import StreamBook

@@ -21,7 +21,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from shipper.records import Chunk
+from shipper.model.records import Chunk
 from shipper.sources import reader as reader_module
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower

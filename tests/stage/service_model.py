@@ -14,14 +14,14 @@ import anyio
 import trio
 from trio.testing import MockClock
 
-from shipper.config import DeliverySettings
+from shipper.config.settings import DeliverySettings
 from shipper.delivery.credentials import Authorization, ClockSkew
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import Answer
-from shipper.records import Batch, Refusal, Span, Stream
-from shipper.wire import BODY_HEAD, BODY_TAIL
+from shipper.model.records import Batch, Refusal, Span, Stream
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials
 
 T = TypeVar("T")

@@ -16,10 +16,10 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from shipper.config import DeliverySettings, EndpointSettings
-from shipper.delivery.checkup import EMPTY_BATCH, Checkup, Item, Probe, life_words
-from shipper.delivery.reach import certificate_words
-from shipper.secrets import LiteralSecret, SecretReference
+from shipper.check.reach import certificate_words
+from shipper.check.service import EMPTY_BATCH, Checkup, Item, Probe, life_words
+from shipper.config.secrets import LiteralSecret, SecretReference
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from tests.cases import each
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, close, stall

@@ -26,14 +26,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from shipper import __version__
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.secrets import LiteralSecret, SecretReference
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress
 from shipper.delivery.verdicts import Answer
-from shipper.errors import ConfigError
-from shipper.secrets import LiteralSecret, SecretReference
+from shipper.model.errors import ConfigError
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, Reply, close, head_and_close, reset, stall
 

@@ -21,12 +21,12 @@ from structlog.testing import capture_logs
 from structlog.typing import EventDict
 from trio.testing import MockClock
 
+from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.delivery.credentials import Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.keeper import Keeper
 from shipper.delivery.token_sources import Token, expiring
-from shipper.errors import ConfigError
-from shipper.secrets import LiteralSecret, Secret, SecretReference
+from shipper.model.errors import ConfigError
 from tests.cases import each
 from tests.stage.token_endpoint import (
     EPOCH,

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
-from shipper.errors import DeliveryGaveUpError, first_of
+from shipper.model.errors import DeliveryGaveUpError, first_of
 from tests.cases import each
 from tests.fakes import answer
 from tests.stage.service_model import Delivery, Reply, Request, ServiceModel, batch_of, in_virtual_time

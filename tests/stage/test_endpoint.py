@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 from shipper import __version__
-from shipper.config import DeliverySettings, EndpointSettings
+from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.verdicts import Answer
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 
 SETTINGS = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)

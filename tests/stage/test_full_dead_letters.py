@@ -16,8 +16,8 @@ import msgspec
 import pytest
 import structlog
 
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Backlog, Chunk, Stream
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store

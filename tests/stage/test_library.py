@@ -27,7 +27,8 @@ import pytest
 import structlog
 
 from shipper import Shipper
-from shipper.config import (
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import (
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
@@ -36,12 +37,11 @@ from shipper.config import (
     SpoolSettings,
     StateSettings,
 )
-from shipper.errors import ConfigError, ShipperError, SourceError, StateError, StateInUseError
+from shipper.model.errors import ConfigError, ShipperError, SourceError, StateError, StateInUseError
+from shipper.model.wire import ActivityEvent, AmountPair
 from shipper.pipeline import Summary
-from shipper.secrets import LiteralSecret
 from shipper.sources import spool as spool_module
 from shipper.state.store import Store
-from shipper.wire import ActivityEvent, AmountPair
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Origin, Reply
 from tests.unit.test_codec import event, line

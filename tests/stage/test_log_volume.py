@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from shipper.state.store import Store
-from shipper.telemetry.logs import configure_logs, take_left_out
+from shipper.status.logs import configure_logs, take_left_out
 from tests.fakes import answer
 from tests.stage import test_pipeline_outage
 from tests.stage.service_model import in_virtual_time

@@ -12,10 +12,10 @@ import anyio
 import msgspec
 import pytest
 
-from shipper.config import RecordsSettings
-from shipper.errors import StateUnwritableError
+from shipper.config.settings import RecordsSettings
+from shipper.model.errors import StateUnwritableError
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
-from shipper.records import Backlog, Chunk, Stream
 from shipper.state.acks import weight
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
@@ -241,7 +241,7 @@ async def test_much_that_is_settled_is_saved_before_the_interval_has_passed(
 def test_an_estimate_is_no_less_than_what_is_measured():
     import tracemalloc
 
-    from shipper.records import Rejection, Span
+    from shipper.model.records import Rejection, Span
 
     stream = Stream(stream_id=1, kind="file", path="x")
 

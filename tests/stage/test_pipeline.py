@@ -11,7 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.config import (
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import (
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
@@ -19,10 +20,9 @@ from shipper.config import (
     Settings,
     StateSettings,
 )
-from shipper.errors import StateError
+from shipper.model.errors import StateError
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
-from shipper.records import Backlog, Checkpoint, Chunk, Stream
-from shipper.secrets import LiteralSecret
 from shipper.state.store import Saved
 from tests.fakes import ScriptedEndpoint
 from tests.unit.test_codec import line

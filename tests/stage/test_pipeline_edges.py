@@ -14,12 +14,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, InputSettings, Settings, StateSettings
-from shipper.errors import StateError, StateUnwritableError
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import (
+    BatchSettings,
+    DeliverySettings,
+    EndpointSettings,
+    InputSettings,
+    Settings,
+    StateSettings,
+)
+from shipper.model.errors import StateError, StateUnwritableError
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
-from shipper.records import Backlog, Chunk, Stream
-from shipper.secrets import LiteralSecret
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store

@@ -13,11 +13,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.config import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
 from shipper.delivery.endpoint import NoAnswerError
+from shipper.model.records import Backlog, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary
-from shipper.records import Backlog, Chunk, Stream
-from shipper.secrets import LiteralSecret
 from shipper.state.store import Store
 from tests.fakes import answer
 from tests.stage.service_model import Reply, Request, ServiceModel, _Endpoint, event_id, in_virtual_time

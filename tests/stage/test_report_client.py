@@ -15,16 +15,16 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from shipper import wire
-from shipper.config import DeliverySettings, EndpointSettings, OAuth2Settings
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import DeliverySettings, EndpointSettings, OAuth2Settings
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
-from shipper.errors import ConfigError, NoServiceError, ReportError
+from shipper.model import wire
+from shipper.model.errors import ConfigError, NoServiceError, ReportError
 from shipper.report import client as client_module
 from shipper.report.client import ReportClient
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
-from shipper.secrets import LiteralSecret
 from tests.e2e.driver import wait_until
 from tests.fakes import answer as answered
 from tests.report_documents import brand, entry, report

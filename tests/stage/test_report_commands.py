@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.document import read_report
 from shipper.report.history import History
 from shipper.report.metrics import METRICS

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from shipper.errors import NoServiceError, ReportError, StateError
+from shipper.model.errors import NoServiceError, ReportError, StateError
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.fetching import Outcome, Part, fetch_parts, parts_of
 from shipper.report.ranges import DateRange

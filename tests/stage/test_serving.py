@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.serving import BoundedProtocol, Server, listen, running_in_thread
+from shipper.system.serving import BoundedProtocol, Server, listen, running_in_thread
 from tests.e2e.driver import wait_until
 
 

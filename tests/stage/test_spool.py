@@ -12,8 +12,8 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.framing import CUT_MARK
-from shipper.records import Chunk, Marker, Stream
+from shipper.model.framing import CUT_MARK
+from shipper.model.records import Chunk, Marker, Stream
 from shipper.sources.segments import youngest_segment_id
 from shipper.sources.spool import Spool
 

@@ -14,8 +14,8 @@ from typing import Any
 import anyio
 import pytest
 
-from shipper.errors import SourceError, StateError
-from shipper.records import Chunk, Marker, Stream
+from shipper.model.errors import SourceError, StateError
+from shipper.model.records import Chunk, Marker, Stream
 from shipper.sources import spool as spool_module
 from shipper.sources.fed import Fed
 from shipper.sources.spool import Spool

@@ -12,11 +12,11 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
-from shipper.config import EndpointSettings, OAuth2Settings
+from shipper.config.secrets import LiteralSecret, Secret
+from shipper.config.settings import EndpointSettings, OAuth2Settings
 from shipper.delivery.credentials import Credentials
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.verdicts import Answer
-from shipper.secrets import LiteralSecret, Secret
 
 EPOCH = 1_700_000_000.0
 TOKEN_URL = "https://login.example.com/token"

@@ -8,12 +8,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from shipper.records import MARKER_BYTES, Checkpoint, Chunk, shown
+from shipper.model.records import MARKER_BYTES, Checkpoint, Chunk, shown
 from shipper.sources.discovery import Patterns
 from shipper.sources.follow import Follower
 from shipper.sources.identity import StreamBook
-from shipper.state.overview import Overview, Present, look_at
 from shipper.state.store import Store
+from shipper.status.overview import Overview, Present, look_at
 
 ROTATE_WAIT_S = 5.0
 

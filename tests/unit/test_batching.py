@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.batching import Batcher
-from shipper.records import Batch, EncodedChunk, Span, Stream
+from shipper.model.records import Batch, EncodedChunk, Span, Stream
+from shipper.pipeline.batching import Batcher
 
 STREAM = Stream(stream_id=1, kind="file", path="x")
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper import framing
 from shipper.codec import rules
 from shipper.delivery import answer_words
 from shipper.delivery.verdicts import Action, Answer, judge
-from shipper.framing import BatchElements, CsvRows, Frame
+from shipper.model import framing
+from shipper.model.framing import BatchElements, CsvRows, Frame
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm
 from tests.cases import each

@@ -21,25 +21,25 @@ from typing import Any
 import httpcore
 
 import shipper
-from shipper.addresses import host_of
-from shipper.batching import Batcher
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
-from shipper.config import OAuth2Settings, RecordsSettings, load_settings
+from shipper.config.secrets import LiteralSecret
+from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
 from shipper.delivery.kept import _Answer
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.parting import halves
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
 from shipper.delivery.waits import asked_wait_s
-from shipper.errors import ShipperError
-from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
-from shipper.printable import printable, printable_json
-from shipper.records import Batch, Chunk, EncodedChunk, Span, Stream
+from shipper.model.errors import ShipperError
+from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+from shipper.model.printable import printable, printable_json
+from shipper.model.records import Batch, Chunk, EncodedChunk, Span, Stream
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
+from shipper.pipeline.batching import Batcher
 from shipper.report.document import read_report
 from shipper.report.exports import to_csv
 from shipper.report.rows import Fetched, source_table
-from shipper.secrets import LiteralSecret
 from shipper.sources.content import open_content
 from shipper.sources.discovery import absolute, expanded
 from shipper.sources.generations import looks_like_generation, sibling_of
@@ -49,7 +49,7 @@ from shipper.sources.segments import form_of
 from shipper.state.affiliates import are_identifiers, counted_as
 from shipper.state.letters import whole_number
 from shipper.state.schema import consumer_id_of
-from shipper.wire import BODY_HEAD, BODY_TAIL
+from shipper.system.addresses import host_of
 from tests.cases import each
 
 PACKAGE = str(Path(shipper.__file__).parent)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
-from shipper.config import RecordsSettings
-from shipper.records import Chunk, EncodedChunk, Stream
+from shipper.config.settings import RecordsSettings
+from shipper.model.records import Chunk, EncodedChunk, Stream
 from tests.cases import each
 from tests.fakes import strict_records
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shipper.batching import Batcher
 from shipper.codec import FIELD_RULES, Codec, latest_timestamp
 from shipper.codec.rules import may_repeat_keys
-from shipper.records import MARKER_BYTES, Batch, Chunk, Stream
+from shipper.model.records import MARKER_BYTES, Batch, Chunk, Stream
+from shipper.pipeline.batching import Batcher
 from tests.cases import each
 from tests.fakes import strict_records
 from tests.unit.test_codec import BTAG_HEX, LATEST, LIMIT, encode, event, good_lines, judge, line

@@ -8,7 +8,7 @@ from threading import Event
 
 import anyio
 
-from shipper.records import Chunk, Stream
+from shipper.model.records import Chunk, Stream
 from shipper.sources.completion import Completion, Outcome
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook

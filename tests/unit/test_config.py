@@ -17,7 +17,9 @@ import typer
 from typer.testing import CliRunner
 
 from shipper.cli import config as cli
-from shipper.config import (
+from shipper.config.load import USUAL_FILES, decode_custom
+from shipper.config.schema import expectation, leaves
+from shipper.config.settings import (
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
@@ -30,9 +32,7 @@ from shipper.config import (
     require_endpoint,
     resolve_secret,
 )
-from shipper.errors import ConfigError
-from shipper.settings_schema import expectation, leaves
-from shipper.settings_sources import USUAL_FILES, decode_custom
+from shipper.model.errors import ConfigError
 from tests.cases import each
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "config").glob("*.toml"))
@@ -42,7 +42,7 @@ CANARY = "canary-4f1d"
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("shipper.settings_sources.USUAL_FILES", (USUAL_FILES[0], tmp_path / "etc/shipper.toml"))
+    monkeypatch.setattr("shipper.config.load.USUAL_FILES", (USUAL_FILES[0], tmp_path / "etc/shipper.toml"))
     for name in [name for name in os.environ if name.startswith(("SHIPPER_", "XDG_STATE_HOME"))]:
         monkeypatch.delenv(name)
 

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from isal import igzip_lib
 
-from shipper.errors import SourceError
+from shipper.model.errors import SourceError
 from shipper.sources import content as content_module
 from shipper.sources.content import Archive, ArchiveWaitsError, Content, Plain, compression_of, open_content
 from tests.cases import each

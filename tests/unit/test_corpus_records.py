@@ -11,7 +11,7 @@ import pytest
 
 from shipper.codec import FIELD_RULES, MESSAGES, Codec
 from shipper.codec.judge import SEPARATOR, Judge
-from shipper.records import Chunk, EncodedChunk, Rejection, Stream
+from shipper.model.records import Chunk, EncodedChunk, Rejection, Stream
 from tests.cases import each
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
 

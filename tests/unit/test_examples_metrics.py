@@ -14,11 +14,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from shipper.admin.metrics import Metrics
-from shipper.state.overview import Overview
-from shipper.state.standing import in_brief
-from shipper.telemetry.live import Live
-from shipper.telemetry.pauses import ADVICE
+from shipper.status.admin.metrics import Metrics
+from shipper.status.live import Live
+from shipper.status.overview import Overview
+from shipper.status.pauses import ADVICE
+from shipper.status.standing import in_brief
 from tests.tools import assert_content, run, tool
 
 CONFIG = Path(__file__).parents[2] / "config"

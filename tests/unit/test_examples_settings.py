@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shipper.config import Settings, literal_secrets, load_settings, require_endpoint
+from shipper.config.settings import Settings, literal_secrets, load_settings, require_endpoint
 
 CONFIG = Path(__file__).parents[2] / "config"
 FILES = sorted(CONFIG.rglob("*.toml"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper.records import Chunk, Stream
+from shipper.model.records import Chunk, Stream
 from shipper.sources.completion import Completion
 from shipper.sources.content import Plain
 from shipper.sources.reader import READ_BYTES, likeness

@@ -12,7 +12,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
+from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff
 from tests.cases import each
 
 BATCH = BatchElements()

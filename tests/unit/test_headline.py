@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shipper.state.headline import headline_of
-from shipper.state.overview import Overview
-from shipper.state.standing import StateNow, in_brief
-from shipper.telemetry.live import Live, Pause
+from shipper.status.headline import headline_of
+from shipper.status.live import Live, Pause
+from shipper.status.overview import Overview
+from shipper.status.standing import StateNow, in_brief
 from tests.cases import each
 
 NOW = 1_792_504_800.0

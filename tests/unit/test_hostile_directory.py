@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.state.directory import locked_directory
 
 NOBODY = 65_534

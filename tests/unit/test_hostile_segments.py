@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
-from shipper.config import load_settings
-from shipper.errors import ConfigError
+from shipper.config.settings import load_settings
+from shipper.model.errors import ConfigError
 from shipper.sources.segments import Segments
 
 

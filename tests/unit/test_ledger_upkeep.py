@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from shipper.errors import StateError
-from shipper.records import LedgerKey
+from shipper.model.errors import StateError
+from shipper.model.records import LedgerKey
 from shipper.state.affiliates import ERASED, KEY_FILE, are_identifiers, counted_as, read_key
 from shipper.state.ledger import kept_from, read_ledger
 from shipper.state.ledger_upkeep import packed, unpacked

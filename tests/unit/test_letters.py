@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from shipper.config import load_settings
-from shipper.errors import StateError
-from shipper.framing import CsvRows
+from shipper.config.settings import load_settings
+from shipper.model.errors import StateError
+from shipper.model.framing import CsvRows
+from shipper.model.records import Checkpoint, Chunk, Rejection, Stream
 from shipper.pipeline.erasure import Erasure
-from shipper.records import Checkpoint, Chunk, Rejection, Stream
 from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 from shipper.state.replay import Replay, ReplayStream
 from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of

@@ -8,8 +8,8 @@ import pytest
 
 from shipper.codec.mapping import SourceMapping
 from shipper.codec.normalize import ABSENT
-from shipper.errors import ConfigError
-from shipper.settings_mapping import FIELDS, field_sources
+from shipper.config.mapping import FIELDS, field_sources
+from shipper.model.errors import ConfigError
 from tests.cases import each
 
 

@@ -10,7 +10,7 @@ import pytest
 
 MEASURE = """
 import anyio, gc, os, threading
-from shipper.cli import memory
+from shipper.system import memory
 
 def resident_mib():
     with open("/proc/self/statm") as file:

@@ -13,7 +13,7 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.openapi import CHOICE, EXAMPLE_BASE_URL, openapi_bytes, openapi_document
 from shipper.sandbox.samples import sample_lines
 from tests.cases import each

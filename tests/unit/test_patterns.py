@@ -16,7 +16,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 import shipper
-from shipper.framing import CsvRows
+from shipper.model.framing import CsvRows
 from tests.cases import each
 
 _REPEATS = {codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT}
@@ -138,7 +138,7 @@ def test_no_pattern_of_the_package_matches_in_many_ways():
     found = {(module, pattern.pattern, pattern.flags): pattern for module, pattern in patterns_by_module()}
     rows = CsvRows(b"a,b\n", ",")
     for row in (rows._row, rows._begun):
-        found["shipper.framing", row.pattern, row.flags] = row
+        found["shipper.model.framing", row.pattern, row.flags] = row
     assert len(found) > 40, "the patterns are not found"
     ambiguous = {
         (module, str(written)): why

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.batching import Batcher
 from shipper.codec import Codec
-from shipper.config import RecordsSettings
+from shipper.config.settings import RecordsSettings
 from shipper.delivery.parting import halves, merged, parts
-from shipper.framing import LINES as ONE_A_LINE
-from shipper.framing import BatchElements, CsvRows, Framing
-from shipper.records import Batch, Chunk, EncodedChunk, Stream
-from shipper.wire import BODY_HEAD
+from shipper.model.framing import LINES as ONE_A_LINE
+from shipper.model.framing import BatchElements, CsvRows, Framing
+from shipper.model.records import Batch, Chunk, EncodedChunk, Stream
+from shipper.model.wire import BODY_HEAD
+from shipper.pipeline.batching import Batcher
 from tests.unit.test_codec import LATEST, LIMIT, event, line
 
 START = 1000  # of a chunk in the middle of its stream

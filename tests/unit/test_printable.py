@@ -8,7 +8,7 @@ import unicodedata
 
 import pytest
 
-from shipper.printable import printable, printable_json
+from shipper.model.printable import printable, printable_json
 
 EVERY_CHARACTER = "".join(map(chr, range(sys.maxunicode + 1)))
 JOINERS = "\u200c\u200d"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shipper.errors import SourceError
-from shipper.records import Head, Marker, Stream, digest
+from shipper.model.errors import SourceError
+from shipper.model.records import Head, Marker, Stream, digest
 from shipper.sources.content import Plain
 from shipper.sources.discovery import Patterns
 from shipper.sources.identity import StreamBook

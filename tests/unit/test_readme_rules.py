@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shipper.codec import FIELD_RULES, Codec
-from shipper.config import RecordsSettings
-from shipper.records import Chunk, EncodedChunk, Stream
+from shipper.config.settings import RecordsSettings
+from shipper.model.records import Chunk, EncodedChunk, Stream
 from tests.cases import each
 from tests.unit.test_codec import LATEST, event
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from shipper.cli.config import toml_value
-from shipper.config import EndpointSettings, Settings
-from shipper.settings_schema import Leaf, expectation, leaves
+from shipper.config.schema import Leaf, expectation, leaves
+from shipper.config.settings import EndpointSettings, Settings
 
 README = Path(__file__).parents[2] / "README.md"
 OF_INTAKE = {leaf.key for leaf in leaves(EndpointSettings)}

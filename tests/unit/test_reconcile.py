@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shipper import wire
-from shipper.records import LedgerKey
+from shipper.model import wire
+from shipper.model.records import LedgerKey
 from shipper.report.days import OFFSETS, Days, days_of_offset, days_of_zone, zone_of_offset
 from shipper.report.exports import to_csv
-from shipper.report.owners import Owners
 from shipper.report.ranges import DateRange, Split, split_range
-from shipper.report.reconcile import reconcile
-from shipper.report.reconcile_forms import flat_table, print_table, to_json
-from shipper.report.reconcile_page import render_page
-from shipper.report.reconcile_rows import Pair, Period, Reconciliation, Row
-from shipper.report.reconcile_words import headlines, remarks, said_of, totals_of
+from shipper.report.reconcile.compare import reconcile
+from shipper.report.reconcile.forms import flat_table, print_table, to_json
+from shipper.report.reconcile.owners import Owners
+from shipper.report.reconcile.page import render_page
+from shipper.report.reconcile.rows import Pair, Period, Reconciliation, Row
+from shipper.report.reconcile.words import headlines, remarks, said_of, totals_of
 from tests.report_documents import HOSTILE_NAMES, brand, entry, hostile, pair, report
 
 FIRST, LAST = date(2026, 10, 1), date(2026, 10, 8)

@@ -15,16 +15,16 @@ from typing import Any, NamedTuple, get_args
 import pytest
 from rich.console import Console
 
-from shipper import wire
-from shipper.records import LedgerKey
+from shipper.model import wire
+from shipper.model.records import LedgerKey
 from shipper.report.days import Days
 from shipper.report.exports import to_csv
-from shipper.report.owners import Owners
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile import reconcile
-from shipper.report.reconcile_forms import flat_table, print_table, to_json, to_workbook
-from shipper.report.reconcile_page import render_page
-from shipper.report.reconcile_rows import Hole, Period, Reconciliation, Verdict
+from shipper.report.reconcile.compare import reconcile
+from shipper.report.reconcile.forms import flat_table, print_table, to_json, to_workbook
+from shipper.report.reconcile.owners import Owners
+from shipper.report.reconcile.page import render_page
+from shipper.report.reconcile.rows import Hole, Period, Reconciliation, Verdict
 from tests.report_documents import brand, entry, pair, report
 
 OLD, YOUNG = date(2026, 10, 4), date(2026, 10, 8)

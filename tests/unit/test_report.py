@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 from rich.console import Console
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.table import render_table
 from shipper.sandbox.figures import FIRST_DAY, LAST_DAY, month_of
 from shipper.sandbox.options import Figures

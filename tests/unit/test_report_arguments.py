@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from shipper.cli.app import command_line
 from shipper.cli.report.options import selected
-from shipper.errors import ShipperError, SourceError
+from shipper.model.errors import ShipperError, SourceError
 from tests.cases import each
 
 OCTOBER = ("2026-10-01", "2026-10-31")

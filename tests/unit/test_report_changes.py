@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.changes import Change, diff, is_restated
 from shipper.report.content import content_hash
 from tests.cases import each

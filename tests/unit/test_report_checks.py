@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.checks import check_report
 from shipper.report.document import read_report
 from shipper.report.findings import Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 from shipper.report import currencies
 from shipper.report.currencies import currency_code, currency_name
 from tests.cases import each

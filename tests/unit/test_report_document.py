@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper import wire
-from shipper.errors import ReportError
+from shipper.model import wire
+from shipper.model.errors import ReportError
 from shipper.report.document import FetchedReport, read_report
 from tests.cases import each
 from tests.report_documents import brand, entry, pair, report

@@ -18,7 +18,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx, write_whole
 from shipper.report.rows import Column, FlatTable, account_table, source_table
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report

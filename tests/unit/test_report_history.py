@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from shipper import wire
-from shipper.errors import ConfigError, StateError
+from shipper.model import wire
+from shipper.model.errors import ConfigError, StateError
 from shipper.report.history import Added, History, Version, latest_fetch
 from shipper.report.history_file import SCHEMA_VERSION
 from shipper.state.directory import locked_directory

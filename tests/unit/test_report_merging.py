@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.document import read_report
 from shipper.report.merging import merged
 from tests.cases import each

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.page import render_page
 from shipper.report.page.charts import Column, Series, stacked_columns
 from shipper.report.page.markup import tag

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 from shipper.report.client import report_path
 from shipper.report.ranges import DateRange, check_order, split_range
 from tests.cases import each

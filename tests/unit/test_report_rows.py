@@ -8,7 +8,7 @@ from itertools import groupby
 import pytest
 from msgspec.structs import replace
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.lines import lines_of, lines_over
 from shipper.report.metrics import (
     ACTIVE,

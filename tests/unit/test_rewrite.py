@@ -9,8 +9,8 @@ from uuid import UUID, uuid5
 import pytest
 
 from shipper.codec import Codec
-from shipper.config import RecordsSettings
-from shipper.records import Chunk, EncodedChunk, Stream
+from shipper.config.settings import RecordsSettings
+from shipper.model.records import Chunk, EncodedChunk, Stream
 from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, MISSING, encode, good_lines, line
 

@@ -11,7 +11,7 @@ from uuid import UUID
 import msgspec
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.samples import BRANDS, MARKETING_SOURCES, sample_lines
 from tests.cases import each
 

@@ -11,9 +11,9 @@ import anyio
 import anyio.abc
 import pytest
 
-from shipper import secrets
-from shipper.errors import ConfigError
-from shipper.secrets import LiteralSecret, Secret, SecretReference, check_secret, decode_secret, fetch_secret
+from shipper.config import secrets
+from shipper.config.secrets import LiteralSecret, Secret, SecretReference, check_secret, decode_secret, fetch_secret
+from shipper.model.errors import ConfigError
 
 CANARY = "Zx9-unmistakable"
 

@@ -12,17 +12,17 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from shipper.admin.metrics import Metrics
-from shipper.errors import StateError
-from shipper.state.live_file import LIVE_FILE, LiveFile, read_live
-from shipper.state.overview import Overview
-from shipper.state.standing import StateNow, in_brief
-from shipper.telemetry.board import Board
-from shipper.telemetry.latency import BUCKETS, Latencies, quantile
-from shipper.telemetry.live import Live, Pause
-from shipper.telemetry.logs import configure_logs, set_level, take_left_out
-from shipper.telemetry.pauses import ADVICE
-from shipper.telemetry.systemd import Notifier
+from shipper.delivery.latency import BUCKETS, Latencies, quantile
+from shipper.model.errors import StateError
+from shipper.status.admin.metrics import Metrics
+from shipper.status.board import Board
+from shipper.status.live import Live, Pause
+from shipper.status.live_file import LIVE_FILE, LiveFile, read_live
+from shipper.status.logs import configure_logs, set_level, take_left_out
+from shipper.status.overview import Overview
+from shipper.status.pauses import ADVICE
+from shipper.status.standing import StateNow, in_brief
+from shipper.status.systemd import Notifier
 
 
 class Clock:

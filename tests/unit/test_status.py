@@ -13,9 +13,9 @@ from shipper.cli.status.inputs import stream_lines, stream_table
 from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import compact, figures, headline, remains, report
 from shipper.cli.status.watching import view
-from shipper.state.overview import Overview, SpoolState, StreamState, UnreachableInput
-from shipper.telemetry.live import Live, Pause
-from shipper.telemetry.units import iso, moment, size, span
+from shipper.status.live import Live, Pause
+from shipper.status.overview import Overview, SpoolState, StreamState, UnreachableInput
+from shipper.status.units import iso, moment, size, span
 from tests.cases import each
 
 NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z

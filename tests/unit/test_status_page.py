@@ -9,8 +9,8 @@ from importlib.resources import files
 
 import pytest
 
-from shipper.admin import page
-from shipper.telemetry.live import Live, Pause
+from shipper.status.admin import page
+from shipper.status.live import Live, Pause
 from tests.cases import each
 
 SOURCES = {

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from shipper.records import Checkpoint, Rejection, Stream
+from shipper.model.records import Checkpoint, Rejection, Stream
 from shipper.sources.register import note_gone
-from shipper.state.live_file import LIVE_FILE, read_live
-from shipper.state.overview import Overview, Present, SpoolState, StreamState, look_at
-from shipper.state.standing import Standing, state_now
 from shipper.state.store import Store
-from shipper.telemetry.live import Live
+from shipper.status.live import Live
+from shipper.status.live_file import LIVE_FILE, read_live
+from shipper.status.overview import Overview, Present, SpoolState, StreamState, look_at
+from shipper.status.standing import Standing, state_now
 
 AT = 1000.0
 

@@ -9,7 +9,7 @@ import typer
 
 from shipper.cli.status.look import Look
 from shipper.cli.status.until import Answer, answer_lines, answer_of, moment_of
-from shipper.state.overview import SpoolState, UnreachableInput
+from shipper.status.overview import SpoolState, UnreachableInput
 from tests.cases import each
 from tests.unit.test_status import FORBIDDEN, NOW, live, look, stream
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from shipper.errors import ConfigError, StateError, StateInUseError
-from shipper.records import Checkpoint, Head, Rejection, Stream, digest
+from shipper.model.errors import ConfigError, StateError, StateInUseError
+from shipper.model.records import Checkpoint, Head, Rejection, Stream, digest
 from shipper.state.directory import locked_directory
 from shipper.state.store import Store
 

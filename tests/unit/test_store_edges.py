@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper.errors import ConfigError, StateError, StateUnwritableError
+from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import locked_directory
 from shipper.state.schema import understood
 from shipper.state.store import Store

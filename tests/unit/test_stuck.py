@@ -13,15 +13,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from shipper.codec import Codec
-from shipper.config import RecordsSettings
-from shipper.framing import LINES, BatchElements, CsvRows, Framing
-from shipper.records import Chunk, Stream
+from shipper.config.settings import RecordsSettings
+from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
+from shipper.model.records import Chunk, Stream
 from shipper.state.schema import all_or_nothing
 from shipper.state.stuck import StuckPlaces
-from shipper.telemetry.board import Board
-from shipper.telemetry.live import Live
-from shipper.telemetry.watch import Watch
-from shipper.telemetry.work import Piece, at_work, have_noted, noted, pieces, waiting
+from shipper.status.board import Board
+from shipper.status.live import Live
+from shipper.status.watch import Watch
+from shipper.system.work import Piece, at_work, have_noted, noted, pieces, waiting
 from tests.cases import each
 
 LIMIT_S = 10.0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shipper.codec import Columns, tally
 from shipper.delivery.parting import SentEvent
-from shipper.wire import ActivityEvent
+from shipper.model.wire import ActivityEvent
 from tests.unit.test_codec import event
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from shipper.records import Chunk
+from shipper.model.records import Chunk
 from shipper.sources.content import Archive, Plain, open_content
 from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
 from shipper.sources.reader import READ_BYTES
-from shipper.telemetry.work import Piece, at_work
+from shipper.system.work import Piece, at_work
 from tests.cases import each
 from tests.unit.follower_bench import ROTATE_WAIT_S, Bench, settle
 

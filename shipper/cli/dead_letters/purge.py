@@ -17,7 +17,7 @@ from shipper.cli.dead_letters.selecting import (
     opened,
     selection_of,
 )
-from shipper.config import Settings
+from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
     from shipper.state.letters import Selection

@@ -21,8 +21,8 @@ from shipper.cli.dead_letters.selecting import (
     tell_not_whole,
 )
 from shipper.cli.ship import SummaryOption, checked_form, ship
-from shipper.config import Settings
-from shipper.errors import StateInUseError
+from shipper.config.settings import Settings
+from shipper.model.errors import StateInUseError
 
 if TYPE_CHECKING:
     from shipper.pipeline import Source

@@ -12,8 +12,8 @@ import msgspec
 import typer
 
 from shipper.cli.common import say
-from shipper.config import Settings
-from shipper.records import DeliveryClass
+from shipper.config.settings import Settings
+from shipper.model.records import DeliveryClass
 
 if TYPE_CHECKING:
     from shipper.state.letters import Letters, Selection

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from shipper.cli.common import say
 
 if TYPE_CHECKING:
-    from shipper import wire
+    from shipper.model import wire
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part
     from shipper.report.findings import Finding

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from shipper.cli import load_http_client
 from shipper.cli.common import say
-from shipper.config import Settings, require_endpoint
+from shipper.config.settings import Settings, require_endpoint
 
 if TYPE_CHECKING:
     from shipper.report.client import ReportClient

@@ -9,10 +9,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from shipper.cli.report.output import iso
-from shipper.config import Settings
+from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
-    from shipper import wire
+    from shipper.model import wire
     from shipper.report.changes import Change
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from shipper.errors import SourceError
+from shipper.model.errors import SourceError
 
 if TYPE_CHECKING:
     from shipper.report.fetching import Part

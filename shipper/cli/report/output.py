@@ -16,8 +16,8 @@ import msgspec
 import typer
 
 from shipper.cli.common import plain, reader_may_leave
-from shipper.errors import ReportError
-from shipper.printable import printable_json
+from shipper.model.errors import ReportError
+from shipper.model.printable import printable_json
 
 if TYPE_CHECKING:
     from shipper.report.coverage import Coverage

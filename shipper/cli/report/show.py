@@ -28,8 +28,8 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
-from shipper.config import Settings
-from shipper.errors import ShipperError
+from shipper.config.settings import Settings
+from shipper.model.errors import ShipperError
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport

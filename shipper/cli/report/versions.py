@@ -41,10 +41,10 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import iso, write_lines
-from shipper.errors import ReportError
+from shipper.model.errors import ReportError
 
 if TYPE_CHECKING:
-    from shipper import wire
+    from shipper.model import wire
     from shipper.report.changes import Change
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Part
@@ -214,7 +214,7 @@ def _in_words(change: Change) -> str:
 
 
 def _value(value: object) -> str:
-    from shipper import wire
+    from shipper.model import wire
 
     if isinstance(value, Decimal):
         return f"{value:f}"

@@ -16,10 +16,10 @@ from shipper.cli.common import say
 from shipper.cli.report.gathering import tell_failures
 from shipper.cli.report.keeping import Kept, due_for_hook, in_words, keep
 from shipper.cli.report.output import write_lines
-from shipper.programs import signal_group, small_environment
 from shipper.report.document import FetchedReport
 from shipper.report.fetching import Part, fetch_parts
 from shipper.report.history import History
+from shipper.system.programs import signal_group, small_environment
 
 if TYPE_CHECKING:
     from shipper.report.client import ReportClient

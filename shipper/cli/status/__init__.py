@@ -24,8 +24,8 @@ from shipper.cli.common import (
 
 if TYPE_CHECKING:
     from shipper.cli.status.look import Look
-    from shipper.config import Settings
-from shipper.printable import printable_json
+    from shipper.config.settings import Settings
+from shipper.model.printable import printable_json
 
 
 def status(
@@ -97,7 +97,7 @@ def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
 
 def _known_inputs(config: Path | None) -> str:
     """Say what cannot be known where no setting names the inputs."""
-    from shipper.settings_sources import USUAL_FILES
+    from shipper.config.load import USUAL_FILES
 
     named = config or os.environ.get("SHIPPER_CONFIG")
     path = named or next((each for each in USUAL_FILES if each.exists()), None)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from shipper.cli.common import on_one_line
 from shipper.cli.status.look import Look
-from shipper.state.overview import StreamState
-from shipper.telemetry.units import moment, size, span
+from shipper.status.overview import StreamState
+from shipper.status.units import moment, size, span
 
 
 def stream_lines(seen: Look, limit: int | None) -> list[str]:

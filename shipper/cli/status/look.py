@@ -9,19 +9,19 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from shipper.config import Settings
-from shipper.permissions import obstacle
-from shipper.records import shown
+from shipper.config.settings import Settings
+from shipper.model.records import shown
 from shipper.report.history import latest_fetch
 from shipper.sources.discovery import Patterns
 from shipper.sources.siblings import Siblings
 from shipper.state.directory import holder_of
-from shipper.state.headline import open_line_bytes, unaccepted
-from shipper.state.live_file import read_live
-from shipper.state.overview import Overview, Present, StreamState, earliest, followed_since, look_at
-from shipper.state.standing import STREAMS_SHOWN, Standing, in_brief, newest_letters
 from shipper.state.store import bring_state_up_to_date
-from shipper.telemetry.live import Live
+from shipper.status.headline import open_line_bytes, unaccepted
+from shipper.status.live import Live
+from shipper.status.live_file import read_live
+from shipper.status.overview import Overview, Present, StreamState, earliest, followed_since, look_at
+from shipper.status.standing import STREAMS_SHOWN, Standing, in_brief, newest_letters
+from shipper.system.permissions import obstacle
 
 
 class Look(Struct, frozen=True, kw_only=True):

@@ -8,11 +8,11 @@ from typing import Final
 from shipper.cli.common import on_one_line, several
 from shipper.cli.status.inputs import remaining, stream_lines
 from shipper.cli.status.look import Look
-from shipper.state.headline import exceptions
-from shipper.state.overview import Overview, SpoolState
-from shipper.state.standing import STREAMS_SHOWN
-from shipper.telemetry.live import Live, Pause
-from shipper.telemetry.units import iso, moment, size, span
+from shipper.status.headline import exceptions
+from shipper.status.live import Live, Pause
+from shipper.status.overview import Overview, SpoolState
+from shipper.status.standing import STREAMS_SHOWN
+from shipper.status.units import iso, moment, size, span
 
 LISTED: Final = STREAMS_SHOWN
 

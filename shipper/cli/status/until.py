@@ -11,8 +11,8 @@ from shipper.cli.common import several
 from shipper.cli.status.inputs import remaining, stream_table
 from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import LISTED, headline, not_read, unreachable
-from shipper.state.overview import StreamState
-from shipper.telemetry.units import iso, span
+from shipper.status.overview import StreamState
+from shipper.status.units import iso, span
 
 EXIT_NOT_YET = 4
 

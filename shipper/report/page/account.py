@@ -6,7 +6,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Final, NamedTuple
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.metrics import REGISTRATIONS, Metric
 from shipper.report.rows import Fetched, are_disjoint, share_currency
 from shipper.report.wording import clean

@@ -7,7 +7,7 @@ from decimal import Decimal
 from functools import partial
 from typing import Final, Protocol
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.metrics import (
     CLICKS,
     CPA,

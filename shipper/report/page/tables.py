@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Final, NamedTuple
 
-from shipper import wire
+from shipper.model import wire
 from shipper.report.metrics import (
     BALANCE,
     CLICKS,

@@ -12,7 +12,7 @@ from typing import Self
 import httpx
 import msgspec
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.faults import FaultScript, read_rule
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import SandboxOptions

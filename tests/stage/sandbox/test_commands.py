@@ -22,10 +22,10 @@ import msgspec
 import pytest
 
 import shipper.cli
-from shipper import wire
 from shipper.cli.sandbox import _write_configuration
 from shipper.cli.sandbox import sandbox as sandbox_command
-from shipper.errors import ConfigError
+from shipper.model import wire
+from shipper.model.errors import ConfigError
 from shipper.report.client import report_path
 from shipper.report.document import read_report
 from shipper.sandbox.faults import EFFECTS

@@ -7,7 +7,7 @@ import json
 import httpx
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox import service
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import Profile, SandboxOptions

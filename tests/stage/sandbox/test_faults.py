@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.faults import EFFECTS, Delay, Drip, FaultScript, Hang
 from shipper.sandbox.gateway import KEY_INVALID, SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, SandboxOptions

@@ -12,7 +12,7 @@ import httpx
 import jwt
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox import gateway
 from shipper.sandbox.gateway import SUBSCRIPTION_KEY_HEADER
 from shipper.sandbox.options import CallLimit, RetryAfter, SandboxOptions

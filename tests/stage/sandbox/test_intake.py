@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.options import AnswerShape, Profile, Rejection, Repeats
 from tests.cases import each
 from tests.stage.sandbox.conftest import Start

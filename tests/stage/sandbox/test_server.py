@@ -10,7 +10,7 @@ from functools import partial
 import httpx
 import pytest
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import Access, SandboxThread, configuration_snippet
 from tests.cases import each

@@ -15,8 +15,8 @@ from random import Random
 import msgspec
 import pytest
 
-from shipper import wire
-from shipper.errors import ConfigError
+from shipper.model import wire
+from shipper.model.errors import ConfigError
 from shipper.sandbox.options import Repeats, SandboxOptions
 from shipper.sandbox.store import Added, EventStore, Page, StoredEvent
 from tests.stage.sandbox.driver import REPORT, Sandbox, body, changed, event_id, sample

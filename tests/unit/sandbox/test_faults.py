@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox import faults
 from shipper.sandbox.faults import (
     EFFECTS,

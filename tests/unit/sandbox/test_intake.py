@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper import wire
+from shipper.model import wire
 from shipper.sandbox.gateway import Refusal
 from shipper.sandbox.intake import Intake, RejectedEvent, read_batch
 from shipper.sandbox.samples import sample_lines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.clock import ServiceClock, http_date
 from shipper.sandbox.limits import CallWindow
 from shipper.sandbox.options import CallLimit

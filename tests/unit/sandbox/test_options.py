@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shipper.errors import ConfigError
+from shipper.model.errors import ConfigError
 from shipper.sandbox.options import IN_MEMORY, SandboxOptions
 from tests.cases import each
 

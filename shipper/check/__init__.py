@@ -1,0 +1,1 @@
+"""What `shipper check` looks at on the network."""

@@ -1,0 +1,544 @@
+"""
+The settings: every key with its type, bounds, default and description, and the rules between keys.
+
+`load_settings` is the way in: defaults < file < environment < `--set` < flags. What was written where is
+`shipper.config.load`' business, secrets are `shipper.config.secrets`'. The sections can also be built directly
+(`BatchSettings(max_events=10)`), but then only the rules between keys are checked, not the bounds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shipper.config.load import Written, build, read_written
+from shipper.config.mapping import FIELDS, FieldSource, field_sources
+from shipper.config.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
+from shipper.model.errors import ConfigError
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
+from shipper.system.addresses import check_address, check_host_names, check_listen_address, checked_base_url
+
+__all__ = [
+    "AdminSettings",
+    "BatchSettings",
+    "DeliverySettings",
+    "EndpointSettings",
+    "InputSettings",
+    "LiteralSecret",
+    "LogSettings",
+    "OAuth2Settings",
+    "RecordsSettings",
+    "Secret",
+    "SecretReference",
+    "Settings",
+    "SpoolSettings",
+    "StateSettings",
+    "default_state_directory",
+    "literal_secrets",
+    "load_settings",
+    "load_written",
+    "require_endpoint",
+    "resolve_secret",
+    "settings_from",
+]
+
+ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
+
+RuleId = Literal[
+    "event_id", "ip", "timestamp", "btag", "consumer_id", "brand_id", "country", "currency",
+    "username", "customer_currency", "status", "affiliate_id", "state",
+]  # fmt: skip
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """
+    Base of all sections.
+
+    A rule between keys is checked in `__post_init__`, whose `ConfigError` has the key relative to the section.
+    """
+
+
+class OAuth2Settings(Section, frozen=True):
+    """Access tokens from a token endpoint."""
+
+    token_url: Annotated[str, Meta(description="the token endpoint", examples=["https://login.example.com/token"])]
+    client_id: Annotated[str, Meta(description="the client's id", examples=["shipper"])]
+    client_secret: Annotated[
+        Secret | None, Meta(description="the client's secret", examples=[{"env": "CLIENT_SECRET"}])
+    ] = None
+    scope: Annotated[str, Meta(description="scopes to ask for, separated by blanks")] = ""
+    grant: Annotated[
+        Literal["client_credentials", "password"], Meta(description="how tokens are asked for, in terms of RFC 6749")
+    ] = "client_credentials"
+    username: Annotated[str, Meta(description="user, for the password grant")] = ""
+    password: Annotated[
+        Secret | None, Meta(description="password, for the password grant", examples=[{"env": "PASSWORD"}])
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.grant == "client_credentials" and self.client_secret is None:
+            raise ConfigError('is missing: write client_secret = { env = "CLIENT_SECRET" }', key="client_secret")
+        for key in ("username", "password"):
+            if bool(getattr(self, key)) != (self.grant == "password"):
+                what = (
+                    "is missing: the password grant needs it"
+                    if self.grant == "password"
+                    else "is for the password grant"
+                )
+                raise ConfigError(f'{what}; see oauth2.grant, which is "{self.grant}"', key=key)
+
+
+class EndpointSettings(Section, frozen=True):
+    """An HTTP API behind a gateway: its address and what it asks for."""
+
+    base_url: Annotated[
+        str, Meta(description="scheme, host and port; the paths are added", examples=["https://intake.example.com"])
+    ]
+    subscription_key: Annotated[
+        Secret | None, Meta(description="the gateway's subscription key", examples=[{"env": "INTAKE_KEY"}])
+    ] = None
+    subscription_key_secondary: Annotated[
+        Secret | None, Meta(description="for when the first is refused", examples=[{"env": "INTAKE_KEY_2"}])
+    ] = None
+    token: Annotated[
+        Secret | None, Meta(description="the access token", examples=[{"file": "/run/secrets/intake-token"}])
+    ] = None
+    oauth2: Annotated[OAuth2Settings | None, Meta(description="where to get tokens; instead of token")] = None
+    allow_plaintext: Annotated[bool, Meta(description="permit http:// to other hosts than this one")] = False
+    ca_bundle: Annotated[
+        Path | None, Meta(description="trusted authorities, PEM", examples=["/etc/ssl/certs/intake-ca.pem"])
+    ] = None
+    client_certificate: Annotated[
+        Path | None,
+        Meta(
+            description="the client's certificate, PEM; shown to the service only", examples=["/etc/shipper/client.pem"]
+        ),
+    ] = None
+    client_key: Annotated[
+        Path | None, Meta(description="the certificate's key, PEM", examples=["/etc/shipper/client.key"])
+    ] = None
+    tls_minimum_version: Annotated[Literal["1.2", "1.3"], Meta(description="the oldest TLS that is spoken")] = "1.2"
+    proxy: Annotated[
+        str | None, Meta(description="HTTP proxy for all requests", examples=["http://proxy.example.com:3128"])
+    ] = None
+    proxy_username: Annotated[str, Meta(description="user at the proxy")] = ""
+    proxy_password: Annotated[
+        Secret | None, Meta(description="password at the proxy", examples=[{"env": "PROXY_PASSWORD"}])
+    ] = None
+
+    def __post_init__(self) -> None:
+        # Nobody else holds the struct yet, so the tidy form can take the place of the written one.
+        base_url = checked_base_url(self.base_url, allow_plaintext=self.allow_plaintext)
+        msgspec.structs.force_setattr(self, "base_url", base_url)
+        if self.oauth2 is not None:
+            if self.token is not None:
+                raise ConfigError(
+                    "is at odds with oauth2: tokens come from one place; take one of them out", key="token"
+                )
+            check_address(self.oauth2.token_url, key="oauth2.token_url", allow_plaintext=self.allow_plaintext)
+        if self.client_key is not None and self.client_certificate is None:
+            raise ConfigError("is of no use without client_certificate", key="client_key")
+        if self.proxy is not None:
+            check_address(self.proxy, key="proxy", allow_plaintext=True, is_whole=False)
+        if isinstance(self.proxy_password, SecretReference) and self.proxy_password.command is not None:
+            raise ConfigError("cannot come from a command; use env or file", key="proxy_password")
+        if bool(self.proxy_username) != (self.proxy_password is not None) or (self.proxy_username and not self.proxy):
+            raise ConfigError("goes with proxy and proxy_password: all three, or proxy alone", key="proxy_username")
+
+
+class ReportSettings(EndpointSettings, frozen=True):
+    """Where the daily report comes from, and whose records it counts."""
+
+    media: Annotated[
+        tuple[Annotated[int, Meta(ge=0)], ...],
+        Meta(
+            description="marketing sources whose records are those of the reconciled account", examples=[[50121, 50377]]
+        ),
+    ] = ()
+    accounts: Annotated[
+        Path | None,
+        Meta(
+            description="CSV with the columns account, media, affiliate_id: whose records are whose",
+            examples=["/etc/shipper/accounts.csv"],
+        ),
+    ] = None
+
+
+class InputSettings(Section, frozen=True):
+    """Which files are read, and how."""
+
+    include: Annotated[tuple[str, ...], Meta(description="globs of the files to read")] = ()
+    exclude: Annotated[tuple[str, ...], Meta(description="globs of files to leave out")] = ()
+    format: Annotated[
+        Literal["auto", "ndjson", "csv", "batch"], Meta(description="layout; auto: each file tells by its first bytes")
+    ] = "auto"
+    csv_delimiter: Annotated[
+        str, Meta(max_length=1, description="between the values of CSV; empty = the header tells")
+    ] = ""
+    start: Annotated[
+        Literal["beginning", "end"],
+        Meta(description="where `run` begins in files that are there before their pattern is; later ones: beginning"),
+    ] = "beginning"
+    max_record_bytes: Annotated[
+        int, Meta(ge=1, le=67_108_864, description="size at most; a longer record becomes a dead letter")
+    ] = 262_144
+    poll_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="pause between looks at the files")] = 1.0
+    rotate_wait_seconds: Annotated[
+        float, Meta(ge=0, le=86_400, description="how long a renamed file is still watched for late writes")
+    ] = 5.0
+    on_complete: Annotated[
+        Literal["keep", "delete", "move"],
+        Meta(description="what happens to a file whose records are all settled; in `run`, once it was rotated"),
+    ] = "keep"
+    completed_directory: Annotated[
+        Path | None, Meta(description="where such files are moved", examples=["/var/log/app/shipped"])
+    ] = None
+
+    def __post_init__(self) -> None:
+        if not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
+            raise ConfigError(
+                f"{self.csv_delimiter!r} cannot stand between values: it has to be one ASCII character, and neither a "
+                'quote nor the end of a line, such as ";"',
+                key="csv_delimiter",
+            )
+        if self.on_complete == "move" and self.completed_directory is None:
+            raise ConfigError(
+                'is missing: input.on_complete is "move"; write completed_directory = "/path" under [input]',
+                key="completed_directory",
+            )
+
+
+class RecordsSettings(Section, frozen=True):
+    """What a valid record is."""
+
+    mode: Annotated[
+        Literal["normalize", "strict"],
+        Meta(description="normalize: what is unambiguous is put right; strict: sent as it came or a dead letter"),
+    ] = "normalize"
+    relax: Annotated[tuple[RuleId, ...], Meta(description="rules reduced to the type of the field")] = ()
+    unknown_fields: Annotated[
+        Literal["drop", "reject", "keep"], Meta(description="what becomes of a field that the service does not know")
+    ] = "drop"
+    event_id: Annotated[
+        Literal["require", "derive"], Meta(description="require: a record without EventId becomes a dead letter")
+    ] = "require"
+    event_id_fields: Annotated[tuple[str, ...], Meta(description="what a derived EventId is made of")] = ()
+    dedupe_window: Annotated[
+        int, Meta(ge=0, le=100_000_000, description="accepted EventIds remembered to recognise duplicates; 0 = off")
+    ] = 1_000_000
+    mistake_limit: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000_000,
+            description="records refused here in a row by one rule, with no good one between, after which the input is "
+            "held back; 0 = never",
+        ),
+    ] = 1_000
+    max_future_seconds: Annotated[
+        int, Meta(ge=0, le=86_400 * 366, description="how far ahead of the clock a Timestamp may be")
+    ] = 300
+    assume_timezone: Annotated[
+        str | None, Meta(description="zone of Timestamps that name none", examples=["Europe/Malta"])
+    ] = None
+    mapping: Annotated[
+        dict[str, Any],
+        Meta(
+            description="wire field from source field",
+            examples=[{"IP": "client.ip", "ConsumerStatus": {"const": "Verified"}}],
+        ),
+    ] = {}
+    allowed_statuses: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...], Meta(description="valid ConsumerStatus values; [] = all")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        _ = self.field_sources
+        if self.assume_timezone is not None:
+            _check_timezone(self.assume_timezone)
+        for field in self.event_id_fields:
+            if field not in FIELDS or field == "EventId":
+                raise ConfigError(
+                    f"{field!r} is no field to make an EventId of; there are {', '.join(FIELDS[1:])}",
+                    key="event_id_fields",
+                )
+        if self.event_id_fields and self.event_id != "derive":
+            raise ConfigError('is for records.event_id = "derive"; write that, too', key="event_id_fields")
+
+    @property
+    def field_sources(self) -> dict[str, FieldSource]:
+        """The mapping, understood."""
+        return field_sources(self.mapping)
+
+
+class BatchSettings(Section, frozen=True):
+    """When a batch closes: first of the three limits."""
+
+    max_events: Annotated[int, Meta(ge=1, le=1_000_000, description="events per request")] = 1000
+    max_bytes: Annotated[int, Meta(ge=1, le=268_435_456, description="bytes per request, uncompressed")] = 1_000_000
+    linger_seconds: Annotated[
+        float, Meta(ge=0, le=3600, description="age of the first event at which an unfilled batch is sent")
+    ] = 1.0
+    unique_consumers: Annotated[bool, Meta(description="at most one event per ConsumerID in a batch")] = True
+
+
+class DeliverySettings(Section, frozen=True):
+    """How batches are sent, and what happens when the service refuses or is away."""
+
+    concurrency: Annotated[
+        Annotated[int, Meta(ge=1, le=256)] | Literal["adaptive"],
+        Meta(description="requests in flight; adaptive: as many as the service answers well"),
+    ] = "adaptive"
+    max_concurrency: Annotated[int, Meta(ge=1, le=256, description="upper end of adaptive concurrency")] = 64
+    connect_timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="for a connection to open")] = 10.0
+    read_timeout_seconds: Annotated[float, Meta(gt=0, le=3600, description="for an answer to come")] = 60.0
+    connection_max_age_seconds: Annotated[
+        float, Meta(gt=0, le=86_400, description="then a connection is renewed, so that DNS changes are seen")
+    ] = 300.0
+    retry_initial_seconds: Annotated[float, Meta(gt=0, le=3600, description="longest first backoff")] = 0.5
+    retry_max_seconds: Annotated[float, Meta(gt=0, le=86_400, description="longest backoff of all")] = 60.0
+    give_up_after_seconds: Annotated[
+        float, Meta(ge=0, le=31_536_000, description="one-shot modes end after so long without acceptance")
+    ] = 900.0
+    fail_fast: Annotated[
+        bool,
+        Meta(
+            description="one-shot modes end within 10 s on a fault of the set-up (token, key, address, "
+            "TLS, unknown host) before anything was accepted; `run` never does"
+        ),
+    ] = True
+    poison_limit: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="consecutive refused records at which delivery pauses")
+    ] = 50
+    rate_limit_events_per_second: Annotated[
+        float, Meta(ge=0, description="events sent per second at most; 0 = no limit")
+    ] = 0.0
+    drain_timeout_seconds: Annotated[
+        float, Meta(ge=0, le=86_400, description="time to settle what was read, after a stop was asked for")
+    ] = 25.0
+    drain: Annotated[
+        Literal["input", "until_idle"],
+        Meta(description="input: a stop ends reading at once; until_idle: once nothing new comes any more"),
+    ] = "input"
+    drain_idle_seconds: Annotated[
+        float, Meta(gt=0, le=3600, description="how long nothing new has come by then, for drain = until_idle")
+    ] = 5.0
+    traceparent: Annotated[bool, Meta(description="send a traceparent header with every attempt")] = True
+    compression: Annotated[Literal["none", "gzip"], Meta(description="Content-Encoding of requests")] = "none"
+
+    def __post_init__(self) -> None:
+        if self.retry_initial_seconds > self.retry_max_seconds:
+            raise ConfigError(
+                f"{self.retry_initial_seconds:g} is more than delivery.retry_max_seconds, "
+                f"which is {self.retry_max_seconds:g}",
+                key="retry_initial_seconds",
+            )
+
+    @property
+    def senders(self) -> int:
+        """How many senders to start: the fixed concurrency, or the upper end of the adaptive one."""
+        return self.concurrency if isinstance(self.concurrency, int) else self.max_concurrency
+
+
+class StateSettings(Section, frozen=True):
+    """What is remembered between two runs."""
+
+    directory: Annotated[
+        Path, Meta(description="checkpoints, dead letters and spool; one directory per running shipper")
+    ] = msgspec.field(default_factory=lambda: default_state_directory(os.environ))
+    commit_interval_seconds: Annotated[
+        float,
+        Meta(ge=0.001, le=60, description="longest wait for a commit of the state; much to save is saved at once"),
+    ] = 0.5
+    dead_letter_max_bytes: Annotated[
+        int, Meta(ge=1, description="quota of the dead letters; at it, delivery pauses")
+    ] = 1_073_741_824
+    dead_letter_retention_days: Annotated[
+        float, Meta(ge=0, le=36_500, description="then dead letters are deleted; 0 = kept until they are purged")
+    ] = 0.0
+    ledger_retention_days: Annotated[
+        float, Meta(ge=0, le=36_500, description="then the ledger's counts of a day are deleted; 0 = kept for ever")
+    ] = 0.0
+
+
+class SpoolSettings(Section, frozen=True):
+    """Where standard input is kept until it is settled."""
+
+    max_bytes: Annotated[int, Meta(ge=1, description="bytes kept at most; then reading waits")] = 1_073_741_824
+    segment_bytes: Annotated[int, Meta(ge=1, description="bytes of one segment file")] = 16_777_216
+    fsync: Annotated[
+        Literal["always", "interval", "never"], Meta(description="when segments are forced to the disk")
+    ] = "interval"
+    fsync_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="between two, for fsync = interval")] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.segment_bytes > self.max_bytes:
+            raise ConfigError(
+                f"{self.segment_bytes} is more than spool.max_bytes, which is {self.max_bytes}", key="segment_bytes"
+            )
+
+
+class LogSettings(Section, frozen=True):
+    """Diagnostics, on standard error."""
+
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="the least that is shown")] = "info"
+    format: Annotated[
+        Literal["auto", "json", "console"], Meta(description="auto: console on a terminal, else JSON lines")
+    ] = "auto"
+
+
+class AdminSettings(Section, frozen=True):
+    """Metrics, health and status over HTTP, while `shipper run` runs."""
+
+    listen: Annotated[str, Meta(description="host:port to listen on; empty = off", examples=["127.0.0.1:9464"])] = (
+        "127.0.0.1:9464"
+    )
+
+    hosts: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="names that requests may call it by, beside localhost, IP addresses and that of `admin.listen`",
+            examples=[["shipper.monitoring.svc"]],
+        ),
+    ] = ()
+
+    stuck_seconds: Annotated[
+        float, Meta(ge=0.5, le=3600, description="a stage at work on one piece for longer is stuck: `/healthz` fails")
+    ] = 30.0
+
+    def __post_init__(self) -> None:
+        check_listen_address(self.listen, key="listen")
+        check_host_names(self.hosts, key="hosts")
+
+
+class Settings(Section, frozen=True):
+    """All sections. `intake` and `report` are None until one of their keys is written."""
+
+    intake: Annotated[EndpointSettings | None, Meta(description="where events are sent")] = None
+    report: Annotated[ReportSettings | None, Meta(description="where the daily report comes from")] = None
+    input: InputSettings = msgspec.field(default_factory=InputSettings)
+    records: RecordsSettings = msgspec.field(default_factory=RecordsSettings)
+    batch: BatchSettings = msgspec.field(default_factory=BatchSettings)
+    delivery: DeliverySettings = msgspec.field(default_factory=DeliverySettings)
+    state: StateSettings = msgspec.field(default_factory=StateSettings)
+    spool: SpoolSettings = msgspec.field(default_factory=SpoolSettings)
+    log: LogSettings = msgspec.field(default_factory=LogSettings)
+    admin: AdminSettings = msgspec.field(default_factory=AdminSettings)
+
+    def __post_init__(self) -> None:
+        # Otherwise the largest permitted record would fit into no request and could never leave.
+        least = self.input.max_record_bytes + ENVELOPE_BYTES
+        if self.batch.max_bytes < least:
+            raise ConfigError(
+                f"{self.batch.max_bytes} is too small for the longest record: it takes {least}, "
+                f"which is input.max_record_bytes {self.input.max_record_bytes} + {ENVELOPE_BYTES} around it",
+                key="batch.max_bytes",
+            )
+
+
+def load_settings(
+    *,
+    config_path: str | PathLike[str] | None,
+    environ: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """
+    Read the settings from everywhere they can be written, the later source going before the earlier one.
+
+    Args:
+        config_path: The file that was named; None = the usual places, where there need not be one.
+        environ: Environment variables: `SHIPPER__SECTION__KEY`, `SHIPPER_CONFIG`, `XDG_STATE_HOME`, `HOME`.
+        overrides: Texts `section.key=value`, from `--set`.
+        flags: Values of flags by dotted key; None as a value = the flag was not given.
+    Raises:
+        ConfigError: The first thing that is wrong, with its key and where it was written.
+    """
+    written = load_written(config_path=config_path, environ=environ, overrides=overrides, flags=flags)
+    return settings_from(written, environ=environ)
+
+
+def load_written(
+    *,
+    config_path: str | PathLike[str] | None,
+    environ: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] | None = None,
+) -> dict[str, Written]:
+    """Collect what was written, by dotted key; arguments and errors as for `load_settings`."""
+    return read_written(Settings, config_path=config_path, environ=environ, overrides=overrides, flags=flags or {})
+
+
+def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str]) -> Settings:
+    """Make the settings of what was written; the second half of `load_settings`."""
+    if "state.directory" not in written:
+        # Not part of `written`: a default was not written by anybody.
+        written = {**written, "state.directory": Written(default_state_directory(environ), source="default")}
+    return build(Settings, written)
+
+
+def _check_timezone(name: str) -> None:
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # needed by few
+
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", key="assume_timezone") from None
+
+
+def default_state_directory(environ: Mapping[str, str]) -> Path:
+    """
+    Choose where state is kept when nothing is written.
+
+    Returns:
+        `$XDG_STATE_HOME/shipper`; else `/var/lib/shipper` for root, `~/.local/state/shipper` for others.
+    """
+    base = environ.get("XDG_STATE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification: a relative path is to be ignored
+        return Path(base, "shipper")
+    if os.geteuid() == 0:
+        return Path("/var/lib/shipper")
+    return Path(environ.get("HOME") or os.path.expanduser("~"), ".local/state/shipper")
+
+
+def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -> EndpointSettings:
+    """
+    Return a section that a command cannot do without, with address, key and token present.
+
+    Raises:
+        ConfigError: Names what is missing and how to write it.
+    """
+    endpoint: EndpointSettings | None = getattr(settings, section)
+    if endpoint is None:
+        raise ConfigError(
+            f"is missing: write [{section}] with base_url, subscription_key and token (or oauth2), into the file that "
+            "`shipper config init` makes, for instance",
+            key=section,
+        )
+    for key in ("subscription_key", "token"):
+        if getattr(endpoint, key) is None and not (key == "token" and endpoint.oauth2):
+            name = f"{section}_{key}".upper()
+            raise ConfigError(f'is missing: write {key} = {{ env = "{name}" }}', key=f"{section}.{key}")
+    return endpoint
+
+
+def literal_secrets(settings: Settings) -> list[str]:
+    """Name the secrets that stand in the settings themselves, which deserves a warning."""
+    found: list[str] = []
+
+    def visit(section: Struct, prefix: str) -> None:
+        for name in section.__struct_fields__:
+            value = getattr(section, name)
+            if isinstance(value, LiteralSecret):
+                found.append(f"{prefix}{name}")
+            elif isinstance(value, Section):
+                visit(value, f"{prefix}{name}.")
+
+    visit(settings, "")
+    return found

@@ -1,0 +1,217 @@
+"""
+When a batch closes and what goes into it: pure policy, no I/O, no clock.
+
+A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch; the others
+are not held up by it. What has the EventId of an event whose answer is not there waits for that answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence, Set
+from typing import Final, NamedTuple
+
+from shipper.model.records import Batch, EncodedChunk, Span
+from shipper.model.wire import BODY_HEAD, BODY_TAIL
+
+# A chunk is kept in memory as long as one of its events waits: this many batches bound how many there are.
+_DEFERRED_BATCHES_MAX: Final = 64
+_ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
+
+
+class Deferred(NamedTuple):
+    """An event that has to wait."""
+
+    line: bytes
+    event_id: str
+    consumer_id: int
+    span: Span
+    ordinal: int
+    arrived_at: float
+    since_batch: int
+
+
+class Batcher:
+    """
+    Collects events until one of the three limits closes the batch.
+
+    Args:
+        max_events: Events in one request, at least 1; may be changed.
+        max_bytes: Bytes of one body as sent; a record alone always fits, as the settings see to.
+        linger_s: Longest wait of the batch's first event, seconds.
+        unique_consumers: Whether a ConsumerID may stand only once in a batch.
+    """
+
+    def __init__(self, *, max_events: int, max_bytes: int, linger_s: float, unique_consumers: bool = True) -> None:
+        self.max_events = max_events
+        self._max_bytes = max_bytes
+        self._linger_s = linger_s
+        self._unique_consumers = unique_consumers
+        self._deferred: deque[Deferred] = deque()
+        self._deferred_bytes = 0
+        self._waiting: dict[str, deque[Deferred]] = {}
+        self._batches = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._pieces: list[bytes] = [BODY_HEAD]
+        self._bytes = _ENVELOPE_BYTES
+        self._events = 0
+        self._parts: list[tuple[Span, Sequence[int]]] = []
+        self._event_ids: set[str] = set()
+        self._uncollected_event_ids: list[list[str]] = []
+        self._consumer_ids: set[int] = set()
+        self._oldest_at: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Batcher {self._events} events, {self._bytes} bytes, {len(self._deferred)} deferred>"
+
+    @property
+    def room_events(self) -> int:
+        """How many events more the open batch may take; 0 when it is full."""
+        return max(0, self.max_events - self._events)
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes more the open batch may take: lines and the separators between them."""
+        return self._max_bytes - self._bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._events >= self.max_events
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether so many events wait for a later batch that no more should be added before some are sent."""
+        if len(self._deferred) >= self.max_events or self._deferred_bytes >= self._max_bytes:
+            return True
+        return bool(self._deferred) and self._batches - self._deferred[0].since_batch >= _DEFERRED_BATCHES_MAX
+
+    @property
+    def waiting_ids(self) -> Set[str]:
+        """The EventIds whose answers events wait for."""
+        return self._waiting.keys()
+
+    @property
+    def due_at(self) -> float | None:
+        """When the open batch has lingered long enough, on the caller's clock; None if it is empty."""
+        return None if self._oldest_at is None else self._oldest_at + self._linger_s
+
+    def add(self, chunk: EncodedChunk, now: float) -> None:
+        """
+        Take all events of a chunk, which must fit into the room; those that would stand twice are deferred.
+
+        Args:
+            now: When the chunk arrived, on the caller's clock, seconds.
+        """
+        if not chunk.event_ids:
+            return
+        assert len(chunk.event_ids) <= self.room_events
+        consumer_ids = set(chunk.consumer_ids) if self._unique_consumers else set()
+        if (
+            not chunk.waits
+            and (chunk.has_distinct_event_ids or len(set(chunk.event_ids)) == len(chunk.event_ids))
+            and (not self._unique_consumers or len(consumer_ids) == len(chunk.consumer_ids))
+            and (not self._events or self._is_disjoint(chunk.event_ids, consumer_ids))
+        ):
+            self._pieces += (chunk.lines.replace(b"\n", b","), b",")
+            self._bytes += len(chunk.lines) + 1
+            self._events += len(chunk.event_ids)
+            self._parts.append((chunk.span, range(len(chunk.event_ids))))
+            self._uncollected_event_ids.append(chunk.event_ids)
+            if self._consumer_ids:
+                self._consumer_ids |= consumer_ids
+            else:
+                self._consumer_ids = consumer_ids
+            self._note_arrival(now)
+            return
+        events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
+        for ordinal, (line, event_id, consumer_id) in enumerate(events):
+            event = Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
+            if ordinal >= len(chunk.event_ids) - chunk.waits:
+                self._waiting.setdefault(event_id, deque()).append(event)
+            elif not self._take_one(event):
+                self._defer(event)
+
+    def _defer(self, event: Deferred) -> None:
+        self._deferred.append(event)
+        self._deferred_bytes += len(event.line)
+
+    def release(self, event_id: str) -> bool:
+        """Send the first event that waits for an EventId, as that was refused; returns whether there was one."""
+        waiting = self._waiting.get(event_id)
+        if waiting is None:
+            return False
+        event = waiting.popleft()
+        if not waiting:
+            del self._waiting[event_id]
+        if not self._take_one(event):
+            self._defer(event)
+        return True
+
+    def drop(self, event_id: str) -> Iterable[Deferred]:
+        """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
+        return self._waiting.pop(event_id, ())
+
+    def _is_disjoint(self, event_ids: list[str], consumer_ids: set[int]) -> bool:
+        self._collect_event_ids()
+        return self._event_ids.isdisjoint(event_ids) and self._consumer_ids.isdisjoint(consumer_ids)
+
+    def _collect_event_ids(self) -> None:
+        """Make the set of ids in the open batch; most batches are of one chunk and never need it."""
+        for event_ids in self._uncollected_event_ids:
+            self._event_ids.update(event_ids)
+        self._event_ids.discard("")  # which a relaxed rule lets pass, and is no id
+        self._uncollected_event_ids.clear()
+
+    def _take_one(self, event: Deferred) -> bool:
+        """Put one event into the open batch unless it would stand twice or does not fit."""
+        self._collect_event_ids()
+        if (
+            self.is_full
+            or event.event_id in self._event_ids
+            or (self._unique_consumers and event.consumer_id in self._consumer_ids)
+            or (self._events > 0 and len(event.line) > self.room_bytes)
+        ):
+            return False
+        self._pieces += (event.line, b",")
+        self._bytes += len(event.line) + 1
+        self._events += 1
+        if event.event_id:
+            self._event_ids.add(event.event_id)
+        self._consumer_ids.add(event.consumer_id)
+        if not self._parts or self._parts[-1][0] is not event.span:
+            self._parts.append((event.span, []))
+        ordinals = self._parts[-1][1]
+        assert isinstance(ordinals, list), "a span whose events came together has none that are deferred"
+        ordinals.append(event.ordinal)
+        self._note_arrival(event.arrived_at)
+        return True
+
+    def _note_arrival(self, at: float) -> None:
+        if self._oldest_at is None or at < self._oldest_at:
+            self._oldest_at = at
+
+    def take(self) -> Batch | None:
+        """
+        Close the open batch and open the next one with the events that waited for it.
+
+        Returns:
+            The closed batch; None if there was no event.
+        """
+        if not self._events:
+            return None
+        self._batches += 1
+        self._pieces[-1] = BODY_TAIL  # in the place of the last separator
+        batch = Batch(
+            number=self._batches,
+            body=b"".join(self._pieces),
+            events=self._events,
+            parts=self._parts,
+        )
+        self._clear()
+        waiting, self._deferred, self._deferred_bytes = self._deferred, deque(), 0
+        for event in waiting:
+            if not self._take_one(event):
+                self._defer(event)
+        return batch

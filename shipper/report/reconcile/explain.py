@@ -1,0 +1,161 @@
+"""What explains the differences of a reconciliation: of each row by itself, and of days that border on each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import date, timedelta
+from decimal import Decimal
+from itertools import groupby, pairwise
+from math import prod
+from typing import Final
+
+from msgspec.structs import replace
+
+from shipper.model import wire
+from shipper.report.days import Days, clocks
+from shipper.report.metrics import difference, plus
+from shipper.report.ranges import DateRange
+from shipper.report.reconcile.boundaries import Boundaries
+from shipper.report.reconcile.rows import NOTHING, Cause, Explanation, Pair, Row, Zone
+from shipper.report.wording import number
+
+MOVED_MIN: Final = 20  # records; fewer say nothing about a clock
+CHANCE_MAX: Final = 1e-3
+
+_DAY: Final = timedelta(days=1)
+
+
+def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | None = None, gained: int = 0) -> Row:
+    """
+    Explain the difference of a row that is not provisional.
+
+    Args:
+        earlier: What the report said of it before.
+        clock: Whose days the report has.
+        gained: How many records more the period has by that clock.
+    """
+    rest = row.difference
+    found: list[Explanation] = []
+
+    def explain(cause: Cause, amount: Decimal, words: str) -> None:
+        nonlocal rest
+        rest = difference(rest, amount)
+        found.append(Explanation(cause, amount, words))
+
+    if clock is not None and gained:
+        explain("time_zone", Decimal(gained), f"day boundary: {gained:+,} by the days of {clock.name}")
+    # What the report does not name at all is missing from it, whatever it said before.
+    others = list(dict.fromkeys(figure.total for figure in earlier if figure.total not in {None, row.reported}))
+    if others and row.result is not None:
+        was = " and ".join(f"{total:,f}" for total in others)
+        agreed = Decimal(row.accepted + gained) in others
+        words = f"restated: the report said {was} before" + (", as was accepted" if agreed else "")
+        explain("restated", rest if agreed else NOTHING, words)
+    if row.adjustment and difference(rest, row.adjustment).copy_abs() < rest.copy_abs():
+        explain("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
+    if rest > 0 and row.dead_letters:
+        words = f"{row.dead_letters:,} records of it are dead letters here; the service may have got them all the same"
+        explain("dead_letters", min(rest, Decimal(row.dead_letters)), words)
+    return replace(row, explanations=tuple(found), unexplained=rest)
+
+
+def provisional(row: Row, earlier: Iterable[wire.AmountPair], young: int) -> Row:
+    """
+    Judge of a provisional row only what time cannot mend: a lack beyond the records of the days that are young.
+
+    Args:
+        young: How many of the accepted records are of those days.
+    """
+    unexplained = min(NOTHING, difference(explained(row, earlier).unexplained, Decimal(-young)))
+    return replace(row, unexplained=unexplained, unjudged=difference(row.difference, unexplained))
+
+
+def zone_of(
+    left: Callable[[date, Pair, Days, int], Decimal],
+    days: Sequence[date],
+    pairs: Sequence[Pair],
+    boundaries: Boundaries,
+) -> Zone | None:
+    """
+    Find the zone whose days explain all differences.
+
+    It explains them if nothing is left of any compared day, brand and source once the records that its clock moves are
+    counted where that clock has them. It has to move `MOVED_MIN` records between compared days at least, and such a
+    fit has to be less likely by chance than `CHANCE_MAX`.
+
+    Args:
+        left: What is unexplained of a day and pair by a clock that gives it so many records more.
+        days: All that are compared and not provisional, ascending.
+        pairs: All that have records or figures.
+    """
+
+    if not days:
+        return None
+
+    def fits(clock: Days) -> bool:
+        return not any(left(day, pair, clock, boundaries.gained(pair, day, clock)) for day in days for pair in pairs)
+
+    tried = clocks(days[0], days[-1])
+    fitting = tuple(filter(fits, tried))
+    if not fitting:
+        return None
+    inner = [day for before, day in pairwise(days) if day - before == _DAY]
+    moved = [abs(boundaries.moved_into(pair, day, fitting[0])) for day in inner for pair in pairs]
+    zone = Zone(fitting, sum(moved), chance_of(moved, len(tried)))
+    return zone if zone.moved >= MOVED_MIN and zone.chance < CHANCE_MAX else None
+
+
+def chance_of(moved: Iterable[int], tried: int) -> float:
+    """
+    Return how likely some zone fits by chance, at most.
+
+    Args:
+        moved: How many records a clock moves over the end of each day, of each brand and source. Had the differences
+            another reason, any number of them from none to all would be as likely.
+        tried: How many zones had the chance to fit.
+    """
+    return min(1.0, tried * prod(1 / (count + 1) for count in moved))
+
+
+def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> Iterator[Row]:
+    """
+    Explain what two days that border on each other lack and have too much; in the order of `rows`.
+
+    The lack of the one has to be the surplus of the other, and no more than the records that the ledger has within so
+    many hours of the boundary, on the side where they are missing. In a run of three days nothing is explained.
+    """
+    words: dict[tuple[DateRange, Pair], str] = {}
+    by_pair = sorted(rows, key=lambda row: (row.pair.place, row.days))
+    for pair, of_pair in groupby(by_pair, key=lambda row: row.pair):
+        for run in _runs(of_pair):
+            if len(run) != 2 or plus(run[0].unexplained, run[1].unexplained):
+                continue
+            first, second = run
+            is_late = first.unexplained < 0
+            near = (boundaries.before if is_late else boundaries.after)(pair, second.days.start, hours)
+            if first.unexplained.copy_abs() <= near and not (first.is_provisional or second.is_provisional):
+                counted = second if is_late else first
+                for row in (first, second):
+                    words[row.days, pair] = (
+                        f"day boundary: {number(row.unexplained.copy_abs())} of the {near:,} records within {hours} h "
+                        f"of the end of {first.days} may count as of {counted.days}"
+                    )
+    for row in rows:
+        if said := words.get((row.days, row.pair)):
+            explanation = Explanation("neighbours", row.unexplained, said)
+            row = replace(row, explanations=(*row.explanations, explanation), unexplained=NOTHING)
+        yield row
+
+
+def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """Group the days of a pair, one directly after the other, of which something is unexplained."""
+    run: list[Row] = []
+    for row in rows:
+        if not row.unexplained or row.days.start != row.days.end:
+            continue
+        if run and row.days.start - run[-1].days.end != _DAY:
+            yield run
+            run = []
+        run.append(row)
+    if run:
+        yield run

@@ -1,0 +1,296 @@
+"""A reconciliation for a terminal, a spreadsheet and a program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from msgspec.structs import asdict
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shipper.report.exports import to_xlsx
+from shipper.report.ranges import DateRange
+from shipper.report.reconcile.rows import Elsewhere, Reconciliation, Row, Zone
+from shipper.report.reconcile.words import (
+    NOT_COMPARED,
+    STATUSES,
+    UNASSIGNED,
+    Names,
+    coverage,
+    headlines,
+    remarks,
+    said_elsewhere,
+    said_of,
+    span_of,
+    totals_of,
+)
+from shipper.report.rows import Column, FlatTable, Value
+from shipper.report.wording import number, with_sign
+
+_JSON: Final = msgspec.json.Encoder(decimal_format="number")
+_STYLES: Final = {"unexplained": "bold red", "explained": "", "provisional": "yellow", "agrees": "dim"}
+_TABLE_WIDTH: Final = 110  # of a terminal; the words need the room
+_FIGURES: Final = ("Accepted", "Reported", "Difference", "Dead\nletters")
+_OTHERS: Final = "of another account"
+COLUMNS: Final = (
+    Column("account_id", "integer"),
+    Column("period_start", "text"),
+    Column("period_end", "text"),
+    Column("brand_id", "integer"),
+    Column("brand_name", "text"),
+    Column("source_id", "integer"),
+    Column("source_name", "text"),
+    Column("accepted", "integer"),
+    Column("contested", "integer"),
+    Column("result", "count"),
+    Column("adjustment", "count"),
+    Column("reported", "count"),
+    Column("difference", "count"),
+    Column("dead_letters", "integer"),
+    Column("unexplained", "count"),
+    Column("unjudged", "count"),
+    Column("taken_back", "count"),
+    Column("status", "text"),
+    Column("explanation", "text"),
+    Column("verdict", "text"),
+    Column("is_alarmed", "flag"),
+)
+_WHOLE: Final = 2  # columns at the end that say the same of every row
+
+
+def flat_table(found: Reconciliation, *, shows_elsewhere: bool) -> FlatTable:
+    """
+    Make one row per period, brand and marketing source, and after them those of what could not be compared.
+
+    What is unassigned has a row per period, brand and source, each hole has one, and so has a period of nothing. The
+    verdict of the whole stands in every row.
+
+    Args:
+        shows_elsewhere: Add what is of other accounts.
+    """
+    rows = [*_compared(found), *_unassigned(found), *_holes(found)]
+    if shows_elsewhere:
+        rows += [_other(found, each, _OTHERS) for each in found.elsewhere if each.owner is not None]
+    whole = found.verdict, found.is_alarmed
+    return FlatTable("reconciliation", COLUMNS, [(*row, *whole) for row in rows])
+
+
+def _compared(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    names = Names(found)
+    for row in found.rows:
+        yield (
+            *_place(found.account, row.days),
+            *(row.pair.brand, names.brand_name(row.pair), row.pair.source, names.source_name(row.pair)),
+            *(row.accepted, row.contested, row.result, row.adjustment, row.reported, row.difference),
+            *(row.dead_letters, row.unexplained, row.unjudged, row.taken_back, row.status, said_of(row)),
+        )
+    for days in sorted({period.days for period in found.periods} - {row.days for row in found.rows}):
+        yield *_place(found.account, days), *[None] * 4, 0, 0, *[None] * 8, "agrees", "nothing on either side"
+
+
+def _unassigned(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    return (_other(found, each, UNASSIGNED) for each in found.elsewhere if each.owner is None)
+
+
+def _other(found: Reconciliation, each: Elsewhere, status: str) -> tuple[Value, ...]:
+    place = (*_place(found.account, each.days), each.pair.brand, None, each.pair.source, None)
+    return *place, each.accepted, each.contested, *[None] * 8, status, said_elsewhere(each)
+
+
+def _holes(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
+    for hole in found.holes:
+        yield *_place(found.account, hole.days), *[None] * 4, hole.accepted, *[None] * 9, NOT_COMPARED, hole.reason
+
+
+def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool) -> bytes:
+    """Write everything as one object."""
+    span = span_of(found)
+    names = [column.name for column in COLUMNS[1:-_WHOLE]]
+    others = [each for each in found.elsewhere if each.owner is not None]
+    elsewhere: dict[str, Any] = {"accepted": sum(each.accepted for each in others)}
+    if shows_elsewhere:
+        elsewhere["rows"] = [_as_json(each) for each in others]
+    unassigned = [_as_json(each) for each in found.elsewhere if each.owner is None]
+    document = {
+        "account_id": found.account,
+        "start": span.start,
+        "end": span.end,
+        "timezone": found.days.name,
+        "verdict": found.verdict,
+        "is_alarmed": found.is_alarmed,
+        "is_complete": found.is_complete,
+        "periods": {"compared": len(found.periods), "asked": len(found.periods) + len(found.holes)},
+        "not_compared": [
+            {"start": hole.days.start, "end": hole.days.end, "reason": hole.reason, "accepted": hole.accepted}
+            for hole in found.holes
+        ],
+        "headlines": headlines(found),
+        "rows_by_status": {status: found.count(status) for status in STATUSES},
+        "totals": totals_of(found.rows)._asdict(),
+        "unassigned": {"accepted": found.unassigned, "rows": unassigned},
+        "contested": found.contested,
+        "day_boundary": found.zone and _zone(found.zone),
+        "of_other_accounts": elsewhere,
+        "findings": [
+            {"start": period.days.start, "end": period.days.end, **asdict(finding)}
+            for period in found.periods
+            for finding in period.findings
+        ],
+        "notes": [*remarks(found, shows_elsewhere=shows_elsewhere), *notes],
+        "rows": [dict(zip(names, row[1:], strict=False)) for row in _compared(found)],
+    }
+    return _JSON.encode(document) + b"\n"
+
+
+def to_workbook(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool, created: datetime) -> bytes:
+    """
+    Write a workbook: a sheet with the verdict, the totals and the notes, and one with a row per line.
+
+    Raises:
+        ReportError: As of `to_xlsx`.
+    """
+    said = [("", line) for line in headlines(found)]
+    totals = [(f"{name}{_mark(found)}", value) for name, value in totals_of(found.rows)._asdict().items()]
+    counts = [("unassigned", found.unassigned), ("contested by another account", found.contested)]
+    rest = [("note", each) for each in [*remarks(found, shows_elsewhere=shows_elsewhere), *notes]]
+    facts: list[tuple[Value, ...]] = [
+        ("verdict", found.verdict),
+        *said,
+        ("account", found.account),
+        ("days", str(span_of(found))),
+        ("time zone", found.days.name),
+        *totals,
+        *counts,
+        *rest,
+    ]
+    columns = Column("what", "text"), Column("value", "text")
+    tables = [FlatTable("verdict", columns, facts), flat_table(found, shows_elsewhere=shows_elsewhere)]
+    return to_xlsx(tables, created=created)
+
+
+def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *, shows_all: bool) -> None:
+    """
+    Print the verdict, what differs and the totals; where there is no room for a table, two lines for each row of it.
+
+    Args:
+        shows_all: Print also what agrees and what is of other accounts.
+    """
+    names = Names(found)
+    console.print(Text(f"Account {found.account}  {names.account}", style="bold"))
+    console.print(Text(f"Registrations of {span_of(found)}, in days of {found.days.name}\n"))
+    is_calm = found.verdict in {"agree", "explained"} and not found.is_alarmed
+    for line in headlines(found):
+        console.print(Text(line, style="bold" if is_calm else "bold red"))
+    console.print()
+    shown = [_line(row, names) for row in found.rows if shows_all or row.difference]
+    agreeing = len(found.rows) - len(shown)
+    others = [each for each in found.elsewhere if shows_all or each.owner is None]
+    shown += [_line_elsewhere(each, names) for each in others]
+    shown += [
+        _Line((str(hole.days), "", ""), _accepted_alone(hole.accepted), f"{NOT_COMPARED}: {hole.reason}", "yellow")
+        for hole in found.holes
+    ]
+    totals = totals_of(found.rows)
+    figures = _figures(totals.accepted, totals.result, totals.adjustment, totals.difference, totals.dead_letters)
+    shown.append(_Line((f"total{_mark(found)}", "", ""), figures, f"Verdict: {found.verdict}", "bold"))
+    if console.width < _TABLE_WIDTH:
+        for each in shown:
+            console.print(_in_two_lines(each))
+    else:
+        console.print(_table(shown))
+    if agreeing:
+        console.print(Text(f"\n{agreeing:,} further lines agree; --all shows them.", style="dim"))
+    for note in [*remarks(found, shows_elsewhere=shows_all), *notes]:
+        console.print(Text(f"- {note}"))
+
+
+class _Line(NamedTuple):
+    """A line of the table: where, the figures in the order of their titles, and what is said of it."""
+
+    place: tuple[str, str, str]
+    figures: list[Text]
+    words: str
+    style: str
+
+
+def _line(row: Row, names: Names) -> _Line:
+    figures = _figures(row.accepted, row.result, row.adjustment, row.difference, row.dead_letters)
+    place = str(row.days), names.brand(row.pair), names.source(row.pair)
+    return _Line(place, figures, said_of(row) or row.status, _STYLES[row.status])
+
+
+def _line_elsewhere(each: Elsewhere, names: Names) -> _Line:
+    place = str(each.days), names.brand(each.pair), names.source(each.pair)
+    is_unassigned = each.owner is None
+    words = f"{UNASSIGNED}: {said_elsewhere(each)}" if is_unassigned else said_elsewhere(each)
+    return _Line(place, _accepted_alone(each.accepted), words, "yellow" if is_unassigned else "dim")
+
+
+def _accepted_alone(count: int) -> list[Text]:
+    return [Text(f"{count:,}"), *[Text()] * 3]
+
+
+def _table(lines: Sequence[_Line]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
+    for title in ("Period", "Brand", "Source"):
+        table.add_column(title, overflow="fold", vertical="top")
+    for title in _FIGURES:
+        table.add_column(title, justify="right", no_wrap=True, vertical="top")
+    table.add_column("What explains it", overflow="fold", vertical="top", ratio=1)
+    for line in lines:
+        table.add_row(*map(Text, line.place), *line.figures, Text(line.words), style=line.style)
+    return table
+
+
+def _in_two_lines(line: _Line) -> Text:
+    figures = zip(_FIGURES, line.figures, strict=True)
+    parts = [f"{title.lower()} {figure.plain}".replace("\n", " ") for title, figure in figures if figure.plain]
+    first = "  ".join(filter(None, line.place))
+    second = ", ".join(parts) + (f": {line.words}" if line.words else "")
+    return Text(f"{first}\n    {second}", style=line.style)
+
+
+def _figures(
+    accepted: Decimal | int,
+    result: Decimal | None,
+    adjustment: Decimal | None,
+    difference: Decimal,
+    dead_letters: Decimal | int,
+) -> list[Text]:
+    """Write the figures of a line; an adjustment stands under its result."""
+    reported = Text("" if result is None else number(result))
+    if adjustment:
+        reported.append(f"\nadj {with_sign(number(adjustment), adjustment)}", style="yellow")
+    counts = Text(f"{accepted:,}"), Text(f"{dead_letters:,}" if dead_letters else "")
+    return [counts[0], reported, Text(with_sign(number(difference), difference)), counts[1]]
+
+
+def _place(account: int, days: DateRange) -> tuple[Value, ...]:
+    return account, days.start.isoformat(), days.end.isoformat()
+
+
+def _mark(found: Reconciliation) -> str:
+    """Mark a total that is not of all periods."""
+    return f" ({coverage(found)})" if not found.is_complete else ""
+
+
+def _zone(zone: Zone) -> dict[str, Any]:
+    return {"timezones": [clock.option for clock in zone.clocks], "moved": zone.moved, "chance": zone.chance}
+
+
+def _as_json(each: Elsewhere) -> dict[str, Any]:
+    return {
+        "period_start": each.days.start,
+        "period_end": each.days.end,
+        "brand_id": each.pair.brand,
+        "source_id": each.pair.source,
+        "accepted": each.accepted,
+        "account_id": each.owner,
+        "contested": each.contested,
+    }

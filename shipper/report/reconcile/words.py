@@ -1,0 +1,258 @@
+"""A reconciliation in words: names, verdict, and what is said of each row and of the whole; all forms say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from decimal import Decimal
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from shipper.report.metrics import plus
+from shipper.report.ranges import DateRange
+from shipper.report.reconcile.rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
+from shipper.report.wording import clean, named, number
+
+STATUSES: Final[tuple[Status, ...]] = ("agrees", "explained", "provisional", "unexplained")
+NOT_COMPARED: Final = "not compared"
+UNASSIGNED: Final = "unassigned"
+_NO_MEDIA: Final = "no media"
+_CASES_SHOWN: Final = 10**9
+_NAMED_MAX: Final = 5  # marketing sources that a sentence names
+
+
+class Totals(NamedTuple):
+    """
+    Of all rows together.
+
+    Attributes:
+        missing: What is unexplained and missing from the report.
+        surplus: What is unexplained and the report has more.
+        unjudged: What time may still explain.
+        taken_back: What the platform took back of what it had counted; 0 or less.
+        contested: How many of the accepted records another account claims, too.
+    """
+
+    accepted: Decimal
+    result: Decimal
+    adjustment: Decimal
+    reported: Decimal
+    difference: Decimal
+    dead_letters: Decimal
+    unexplained: Decimal
+    missing: Decimal
+    surplus: Decimal
+    unjudged: Decimal
+    taken_back: Decimal
+    contested: Decimal
+
+
+class Names:
+    """The names of brands and marketing sources; the latest report's count."""
+
+    def __init__(self, found: Reconciliation) -> None:
+        latest = found.periods[-1].report.source.affiliate_account_name if found.periods else ""
+        self.account = clean(latest) or f"Account {found.account}"
+        self._brands: dict[int, str] = {}
+        self._sources: dict[Pair, str] = {}
+        for period in found.periods:
+            for brand in period.report.brands:
+                self._brands[brand.id] = brand.name or ""
+                self._sources |= {Pair(brand.id, entry.id): entry.name or "" for entry in brand.marketing_sources}
+
+    def brand_name(self, pair: Pair) -> str:
+        return self._brands.get(pair.brand, "")
+
+    def source_name(self, pair: Pair) -> str:
+        return self._sources.get(pair, "")
+
+    def brand(self, pair: Pair) -> str:
+        """Number and name."""
+        return named(pair.brand, self.brand_name(pair))
+
+    def source(self, pair: Pair) -> str:
+        """Number and name."""
+        return _NO_MEDIA if pair.source is None else named(pair.source, self.source_name(pair))
+
+
+def span_of(found: Reconciliation) -> DateRange:
+    """Return the days from the first period to the last."""
+    days = [*(period.days for period in found.periods), *(hole.days for hole in found.holes)]
+    return DateRange(min(each.start for each in days), max(each.end for each in days))
+
+
+def totals_of(rows: Iterable[Row]) -> Totals:
+    """Add up rows, exactly."""
+    totals = Totals(*[NOTHING] * len(Totals._fields))
+    for row in rows:
+        figures = Totals(
+            Decimal(row.accepted),
+            row.result or NOTHING,
+            row.adjustment or NOTHING,
+            row.reported,
+            row.difference,
+            Decimal(row.dead_letters),
+            row.unexplained,
+            max(NOTHING, row.unexplained.copy_negate()),
+            max(NOTHING, row.unexplained),
+            row.unjudged,
+            row.taken_back,
+            Decimal(row.contested),
+        )
+        totals = Totals(*map(plus, totals, figures))
+    return totals
+
+
+def coverage(found: Reconciliation) -> str:
+    """Return `2 of 3 periods`, to be said beside every total; empty if every period was compared."""
+    count = len(found.periods) + len(found.holes)
+    return "" if found.is_complete else f"{len(found.periods):,} of {count:,} periods"
+
+
+def headlines(found: Reconciliation) -> list[str]:
+    """Say what came of it, the verdict first: what stands at the top of every form."""
+    return [
+        f"Verdict: {found.verdict}. {' '.join(_verdict(found))}",
+        *_alarm(found),
+        *_holes(found),
+        *_unassigned(found),
+    ]
+
+
+def _verdict(found: Reconciliation) -> Iterator[str]:
+    totals = totals_of(found.rows)
+    match found.verdict:
+        case "agree":
+            yield "The report and the ledger agree."
+        case "explained":
+            yield "All differences are explained."
+        case "incomplete":
+            yield "Not everything could be compared; in the rest nothing is unexplained."
+    if totals.missing:
+        yield f"{number(totals.missing)} accepted records are missing from the report's registrations."
+    if totals.surplus:
+        yield f"The report has {number(totals.surplus)} registrations more than were accepted."
+    if count := found.count("provisional"):
+        yield f"{count:,} differences cannot be judged yet: their days have not been over for long. Run it again later."
+    if zone := found.zone:
+        yield _zone(found, zone)
+
+
+def _zone(found: Reconciliation, zone: Zone) -> str:
+    first, *others = (f"{clock.name} (--timezone {clock.option})" for clock in zone.clocks)
+    also = f", and as well with those of {', '.join(others)}" if others else ""
+    return (
+        f"The report's days are not those of {found.days.name}: with those of {first} all differences vanish{also}. "
+        f"{zone.moved:,} records count on another day then; by chance a zone fits in {_odds(zone.chance)} cases."
+    )
+
+
+def _odds(chance: float) -> str:
+    """Write a small chance as one of so many."""
+    return f"less than 1 of {_CASES_SHOWN:,}" if chance * _CASES_SHOWN < 1 else f"1 of {int(1 / chance):,}"
+
+
+def _alarm(found: Reconciliation) -> Iterator[str]:
+    totals = totals_of(found.rows)
+    if totals.taken_back:
+        count = totals.taken_back.copy_negate()
+        share = f" ({count / totals.accepted:.1%} of what was accepted)" if totals.accepted else ""
+        what = "Alarm" if found.is_alarmed else "Taken back"
+        yield (
+            f"{what}: the platform took back {number(count)} registrations{share}, "
+            "by restating its report or by adjustments."
+        )
+
+
+def _holes(found: Reconciliation) -> Iterator[str]:
+    for reason, group in groupby(found.holes, key=lambda hole: hole.reason):
+        holes = list(group)
+        accepted = sum(hole.accepted for hole in holes)
+        days = ", ".join(map(str, joined(hole.days for hole in holes)))
+        yield f"{coverage(found)}; not compared: {days}, as {reason}. {accepted:,} accepted records are of these days."
+
+
+def _unassigned(found: Reconciliation) -> Iterator[str]:
+    if found.unassigned:
+        yield (
+            f"Unassigned: {found.unassigned:,} accepted records are of {_sources(found)}, which no report has ever "
+            "named. Say whose they are with report.media or report.accounts, or fetch the reports of other accounts."
+        )
+    if found.contested:
+        yield (
+            f"Contested: {found.contested:,} accepted records are claimed by account {found.account} and another one, "
+            "by their media and their AffiliateID; they count where the media belongs."
+        )
+
+
+def _sources(found: Reconciliation) -> str:
+    """Name the marketing sources of what is unassigned."""
+    places = dict.fromkeys(each.pair.source for each in found.elsewhere if each.owner is None)
+    names = [_NO_MEDIA if source is None else f"marketing source {source}" for source in places]
+    more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
+    return ", ".join(names[:_NAMED_MAX]) + more
+
+
+def joined(days: Iterable[DateRange]) -> list[DateRange]:
+    """Put ranges together of which one begins the day after the other ends."""
+    found: list[DateRange] = []
+    for each in days:
+        if found and each.start - found[-1].end == timedelta(days=1):
+            found[-1] = DateRange(found[-1].start, each.end)
+        else:
+            found.append(each)
+    return found
+
+
+def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
+    """Say what is to be known besides, one sentence each."""
+    said = []
+    if found.count("unexplained") and {row.unexplained > 0 for row in found.rows if row.unexplained} == {True, False}:
+        said.append(
+            "Some days lack records and others have too many. If the days of the report are those of another time zone "
+            f"than {found.days.name}, name it with --timezone."
+        )
+    others = sum(each.accepted for each in found.elsewhere if each.owner is not None)
+    if others:
+        how = "" if shows_elsewhere else "; --all lists them"
+        said.append(f"{others:,} accepted records are of other accounts{how}.")
+    return [*said, *findings(found)]
+
+
+def findings(found: Reconciliation) -> Iterator[str]:
+    """Say what is wrong in the reports; of each check once, with the first period of which it is true."""
+    told: dict[str, list[str]] = {}
+    for period in found.periods:
+        for finding in period.findings:
+            where = f" {finding.where}:" if finding.where else ""
+            told.setdefault(finding.check, []).append(clean(f"{period.days}:{where} {finding.message}"))
+    for said in told.values():
+        yield said[0] + (f" (and {len(said) - 1:,} more)" if len(said) > 1 else "")
+
+
+def said_elsewhere(each: Elsewhere) -> str:
+    """Say whose records are that are not the account's."""
+    contested = f"; {each.contested:,} of them contested" if each.contested else ""
+    return f"of account {each.owner}{contested}" if each.owner is not None else "no report has ever named this source"
+
+
+def said_of(row: Row) -> str:
+    """Say what explains the difference of a row."""
+    return "; ".join(_said_of(row))
+
+
+def _said_of(row: Row) -> Iterator[str]:
+    if not row.difference:
+        return
+    if row.unjudged:
+        yield "not yet judged: the days have not been over for long"
+    if row.unexplained:
+        count = number(row.unexplained.copy_abs())
+        yield f"unexplained: {count} missing from the report" if row.unexplained < 0 else f"unexplained: {count} more"
+    yield from (explanation.words for explanation in row.explanations)
+    if row.result is None:
+        yield "the report has no number for it"
+    if row.contested:
+        yield f"{row.contested:,} of the accepted records are contested"
+    if not row.accepted:
+        yield "nothing was accepted for it"

@@ -1,0 +1,125 @@
+"""The metrics of a shipper, as Prometheus collects them; every name has a bounded number of series."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Final
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from shipper.codec import MESSAGES
+from shipper.delivery.latency import BUCKETS
+from shipper.delivery.sender import REFUSALS
+from shipper.model.errors import ShipperError
+from shipper.status.live import Live
+from shipper.status.pauses import ADVICE
+from shipper.status.standing import StateNow
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """
+    Args:
+        live: Gives the latest snapshot.
+        state: Looks into the state.
+    """
+
+    def __init__(self, live: Callable[[], Live | None], state: Callable[[], StateNow]) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Shipper(live, state))
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+
+    def render(self) -> bytes:
+        """Write all metrics in the text format."""
+        return generate_latest(self._registry)
+
+
+class _Shipper(Collector):
+    def __init__(self, live: Callable[[], Live | None], state: Callable[[], StateNow]) -> None:
+        self._live = live
+        self._state = state
+
+    def describe(self) -> list[Metric]:
+        return []  # or registering would ask for a snapshot that there is not yet
+
+    def collect(self) -> Iterator[Metric]:
+        if (live := self._live()) is not None:
+            yield from of_process(live)
+        with suppress(ShipperError):  # a state that cannot be read is told by the pipeline
+            yield from of_state(self._state())
+
+
+def of_state(state: StateNow) -> Iterator[Metric]:
+    """Make the metrics of what the state holds."""
+    yield _gauge("shipper_streams", "Inputs known", state.stream_count)
+    yield _gauge("shipper_streams_behind", "Inputs that are not settled to their end", state.streams_behind)
+    yield _gauge("shipper_dead_letter_bytes", "Kept dead letters, as they count for the quota", state.dead_letter_bytes)
+
+
+def of_process(live: Live) -> Iterator[Metric]:
+    """Make the metrics of a snapshot; reasons that are known begin at 0, so that the first increase is seen."""
+    yield _labelled(GaugeMetricFamily, "shipper_build_info", "Version", "version", {live.version: 1})
+    yield _gauge("shipper_start_time_seconds", "When the shipper started, since the epoch", live.started_at)
+    yield _counter("shipper_records_read", "Records read", live.read)
+    yield _counter("shipper_events_accepted", "Events that the service accepted", live.accepted)
+    refused = dict.fromkeys((*MESSAGES, *REFUSALS), 0) | live.dead_letters
+    yield _labelled(CounterMetricFamily, "shipper_dead_letters", "Records refused, by reason", "reason", refused)
+    yield _counter("shipper_duplicates", "Records skipped as duplicates", live.duplicates)
+    yield _gauge("shipper_pending_records", "Records read and not settled", live.pending)
+    yield _counter("shipper_batches", "Batches settled", live.batches)
+    yield _labelled(CounterMetricFamily, "shipper_requests", "Requests, by status of the answer", "code", live.requests)
+    yield _durations(live)
+    yield _labelled(CounterMetricFamily, "shipper_retries", "Repeated attempts, by cause", "cause", live.retries)
+    yield _gauge("shipper_in_flight_requests", "Requests without an answer yet", live.in_flight)
+    yield _gauge("shipper_concurrency_limit", "Requests that may be in flight", live.concurrency_limit)
+    yield _gauge("shipper_lag_bytes", "Bytes known to exist and not settled, of all inputs", live.lag_bytes)
+    oldest_s = live.oldest_unsettled_seconds or 0.0
+    yield _gauge("shipper_oldest_unsettled_seconds", "Age of the oldest record read and not settled", oldest_s)
+    yield _gauge("shipper_spool_bytes", "Bytes of standard input on disk", live.spool_bytes)
+    yield _gauge("shipper_inputs_unreadable", "Files that match and cannot be read", live.unreadable_count)
+    yield _gauge("shipper_patterns_unmatched", "Patterns of input.include that no file matches", len(live.unmatched))
+    yield _counter("shipper_unreachable_bytes", "Bytes of inputs gone before they were read", live.unreachable_bytes)
+    yield _counter("shipper_commits", "Transactions of the state store", live.commits)
+    paused = dict.fromkeys(ADVICE, 0) | {pause.reason: 1 for pause in live.pauses}
+    yield _labelled(GaugeMetricFamily, "shipper_paused", "1 while delivery pauses for a reason", "reason", paused)
+    for name, text, at in (
+        ("last_accepted", "When the service accepted something last", live.last_accepted_at),
+        ("token_expiry", "When the access token expires", live.token_expires_at),
+        ("certificate_expiry", "When the service's certificate expires", live.certificate_expires_at),
+    ):
+        if at is not None:
+            yield _gauge(f"shipper_{name}_timestamp_seconds", f"{text}, since the epoch", at)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(name, text, value)
+
+
+def _labelled(
+    family: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str, values: dict[str, int]
+) -> Metric:
+    metric = family(name, text, labels=[label])
+    for value, count in sorted(values.items()):
+        metric.add_metric([value], count)
+    return metric
+
+
+def _durations(live: Live) -> Metric:
+    buckets, total = [], 0
+    for end, count in zip([*map(str, BUCKETS), "+Inf"], live.latency_counts or [0] * (len(BUCKETS) + 1), strict=True):
+        total += count
+        buckets.append((end, total))
+    metric = HistogramMetricFamily("shipper_request_duration_seconds", "From sending to the whole answer")
+    metric.add_metric([], buckets, live.latency_total_seconds)
+    return metric

@@ -1,0 +1,64 @@
+"""Serves what a running shipper shows of itself, in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from shipper.status.admin.app import Admin
+from shipper.status.board import Board
+from shipper.status.watch import Watch
+from shipper.system.addresses import listen_address
+from shipper.system.serving import BoundedProtocol, HostGuard, Server, address_of, listen, running_in_thread
+
+log = structlog.get_logger("admin")
+
+_GRACE_SECONDS = 1
+
+
+class _Protocol(BoundedProtocol):
+    """What asks here are browsers, probes and scrapes. Each connection takes a descriptor, which inputs need, too."""
+
+    head_bytes = 16_384
+    body_bytes = 0
+    request_seconds = 10.0
+    answer_seconds = 30.0
+    clients = 32
+
+
+@contextmanager
+def serving(
+    address: str,
+    board: Board,
+    watch: Watch,
+    directory: Path,
+    *,
+    hosts: Iterable[str],
+    wall_time: Callable[[], float],
+    now: Callable[[], float],
+) -> Iterator[None]:
+    """
+    Serve while this is entered.
+
+    Args:
+        address: HOST:PORT.
+        directory: The state directory.
+        hosts: Names to answer to, beside the host of the address, `localhost` and address literals.
+    Raises:
+        ConfigError: The address cannot be had.
+    """
+    host, port = listen_address(address)
+    with listen(host, port, key="admin.listen") as listener:
+        app = Admin(board, watch, directory, wall_time=wall_time, now=now).app()
+        server = Server(
+            HostGuard(app, names=[host, *hosts], advice="list further names in admin.hosts"),
+            http=_Protocol,
+            loop="asyncio",
+            timeout_graceful_shutdown=_GRACE_SECONDS,
+        )
+        with running_in_thread(server, listener, name="admin server"):
+            log.info("admin_listening", address=address_of(listener))
+            yield

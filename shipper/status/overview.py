@@ -1,0 +1,305 @@
+"""What a state directory says of all inputs, read beside a shipper that runs, or without one. Nothing here writes."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from shipper.model.records import shown
+from shipper.state.accepted_ids import Window, window_of
+from shipper.state.schema import open_for_reading, understood
+from shipper.state.streams import read_started_patterns
+
+_Place = tuple[int, int]  # device and inode
+_Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
+
+# The path as bytes: it need not be UTF-8.
+_COLUMNS: Final = (
+    "stream_id, CAST(path AS BLOB), device, inode, "
+    "size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until, is_gone"
+)
+
+
+class Present(NamedTuple):
+    """A file that is there to be shipped, whether it is known as an input yet or not."""
+
+    path: str
+    device: int
+    inode: int
+    size: int
+    changed_ns: int = 0
+
+
+class StreamState(Struct, frozen=True):
+    """
+    How far an input is settled.
+
+    Attributes:
+        stream_id: 0 = a file that is there and was not looked at by any shipper yet.
+        size: Bytes of content that are known to exist.
+        checkpoint: Bytes that are settled and saved; 0 if what they were was cut off, and the file has others now.
+        lag_bytes: What is in between. That of an archive that is not read to its end is not known, and less here.
+        compression: Empty = not compressed.
+        updated_at: When the checkpoint was saved, seconds since the epoch.
+        delivered_until: All that was written to it up to then is settled; the moment of this look if all of it is.
+            None = not known.
+    """
+
+    stream_id: int
+    path: str
+    size: int
+    checkpoint: int
+    lag_bytes: int
+    compression: str
+    updated_at: float
+    delivered_until: float | None = None
+
+
+class SpoolState(Struct, frozen=True):
+    """
+    What is kept of standard input: segments, their bytes, and how many of these are not settled.
+
+    Attributes:
+        delivered_until: All that was read from standard input up to then is settled; as for a stream.
+    """
+
+    segments: int = 0
+    bytes: int = 0
+    lag_bytes: int = 0
+    delivered_until: float | None = None
+
+
+class UnreachableInput(Struct, frozen=True):
+    """An input that was gone before it was read to its end, and how much of it is known to be missing."""
+
+    stream_id: int
+    path: str
+    bytes: int
+    noticed_at: float
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """
+    The state at one moment; `read == accepted + dead_lettered + duplicates`, as what is pending lies behind.
+
+    Attributes:
+        at: That moment, seconds since the epoch.
+        streams: The one with most lag first.
+        dead_letters: How many are kept, by rule.
+        letters_without_record: Of those that are kept, how many tell but where their record stands in its input.
+        unreachable_bytes: Of all inputs, ever.
+        dedupe_window: How far the EventIds reach back that later runs know.
+    """
+
+    at: float = 0.0
+    read: int = 0
+    accepted: int = 0
+    dead_lettered: int = 0
+    duplicates: int = 0
+    streams: list[StreamState] = []
+    spool: SpoolState = SpoolState()
+    dead_letters: dict[str, int] = {}
+    dead_letter_bytes: int = 0
+    letters_without_record: int = 0
+    unreachable_bytes: int = 0
+    unreachable: list[UnreachableInput] = []
+    dedupe_window: Window = Window()
+
+    @property
+    def has_inputs(self) -> bool:
+        """Whether any input was read yet, or is known."""
+        return bool(self.streams or self.spool.segments or self.read)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Of all files."""
+        return sum(each.lag_bytes for each in self.streams)
+
+    def is_whole(self, part: StreamState | SpoolState) -> bool:
+        """Tell whether all of an input or of the spool is settled, as of this look."""
+        return part.delivered_until == self.at
+
+    @property
+    def behind(self) -> list[StreamState]:
+        """The streams that are not settled to their end, the one with most lag first."""
+        return [each for each in self.streams if not self.is_whole(each)]
+
+    @property
+    def delivered_until(self) -> float | None:
+        """All that was written to all inputs up to then is settled; None = not known, or there is no input yet."""
+        if not self.has_inputs:
+            return None
+        return earliest([*(each.delivered_until for each in self.streams), self.spool.delivered_until])
+
+
+def earliest(moments: Iterable[float | None]) -> float | None:
+    """Tell the earliest moment; None if one of them is not known, or if there are none."""
+    known = list(moments)
+    return None if None in known else min((each for each in known if each is not None), default=None)
+
+
+def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -> Overview | None:
+    """
+    Read the state; the caller need not hold the lock.
+
+    Args:
+        at: The time, seconds since the epoch, taken before; for those who want to know what was delivered until when.
+        present: The files that are to be shipped; they tell of inputs that no shipper has looked at yet, and of those
+            that were renamed while none was running.
+    Returns:
+        None if there is no state, or if its tables are to be made or brought up to date first.
+    Raises:
+        StateError: As for `Store`.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return None
+    with closing(db), understood(directory / "state.db"):
+        db.execute("BEGIN")  # so that all of it is of one moment
+        totals = db.execute(
+            "SELECT read, accepted, dead_lettered, duplicates, dead_letter_bytes, unreachable_bytes FROM totals"
+        ).fetchone()
+        return Overview(
+            at=at,
+            read=totals[0],
+            accepted=totals[1],
+            dead_lettered=totals[2],
+            duplicates=totals[3],
+            dead_letter_bytes=totals[4],
+            unreachable_bytes=totals[5],
+            streams=_stream_states(db, at, present),
+            spool=_spool_state(db, directory / "spool", at),
+            dead_letters=_kept_by_rule(db),
+            letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
+            dedupe_window=window_of(db),
+            unreachable=[
+                UnreachableInput(*row)
+                for row in db.execute("SELECT stream_id, path, bytes, noticed_at FROM unreachable ORDER BY noticed_at")
+            ],
+        )
+
+
+def followed_since(directory: Path) -> dict[str, float]:
+    """
+    Read since when each pattern is followed, seconds since the epoch; none if there is no state of this version.
+
+    Raises:
+        StateError: As for `Store`.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return {}
+    with closing(db), understood(directory / "state.db"):
+        return read_started_patterns(db)
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]) -> list[StreamState]:
+    there = {(each.device, each.inode): each for each in present}
+    states = []
+    folders: dict[str, dict[_Place, str]] = {}
+    for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
+        stream_id, path, device, inode, *others = row
+        path = os.fsdecode(path)
+        found = there.pop((device, inode), None)
+        now = (found.size, found.changed_ns) if found else _seen(path, (device, inode))
+        if now is None and inode:
+            now = _seen_beside(path, (device, inode), folders)
+        states.append(_stream_state(at, now, stream_id, found.path if found else shown(path), *others))
+    states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
+    states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
+    return states
+
+
+def _seen(path: str, place: _Place) -> _Seen | None:
+    """Look at a file; None if it is somewhere else, or gone: then what was seen last has to do."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (status.st_size, status.st_mtime_ns) if (status.st_dev, status.st_ino) == place else None
+
+
+def _seen_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]) -> _Seen | None:
+    """Look at a file that was renamed in its folder since a shipper looked at it last; None = it is gone."""
+    folder = os.path.dirname(path) or "."
+    if folder not in folders:
+        folders[folder] = {}
+        with suppress(OSError), os.scandir(folder) as entries:
+            device = os.stat(folder).st_dev
+            folders[folder] = {(device, entry.inode()): entry.path for entry in entries}
+    return _seen(folders[folder].get(place, ""), place)
+
+
+def _stream_state(
+    at: float,
+    now: _Seen | None,
+    stream_id: int,
+    path: str,
+    size: int,
+    checkpoint: int,
+    compression: str,
+    ended_size: int,
+    ended_ns: int,
+    updated_at: float,
+    settled_until: float | None,
+    is_gone: int,
+) -> StreamState:
+    size_now = now[0] if now else None
+    if compression:
+        # How much an archive holds is known once its end was reached; what was a plain file has a size from then.
+        has_ended = size_now in {None, ended_size} if ended_size >= 0 else checkpoint == size > 0
+        is_whole = has_ended and checkpoint >= size
+    else:
+        is_cut = size_now is not None and size_now < checkpoint
+        if size_now is not None and now != (ended_size, ended_ns):  # its content may end before NULs
+            size, checkpoint = size_now, 0 if is_cut else checkpoint
+        is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
+    # What cannot be looked at may have grown before it went, or live on elsewhere; unless that was looked for in vain.
+    is_whole = is_whole and bool(now or is_gone)
+    size = max(size, checkpoint)
+    if settled_until is not None and settled_until > at:
+        settled_until = None  # by a clock that was put back since
+    until = at if is_whole else settled_until
+    return StreamState(stream_id, path, size, checkpoint, size - checkpoint, compression, updated_at, until)
+
+
+# Standard input ---------------------------------------------------------------------------------------------------
+
+
+def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
+    rows = db.execute("SELECT stream_id, checkpoint, settled_until FROM streams WHERE kind = 'spool'")
+    saved: Mapping[int, tuple[int, float | None]] = {stream_id: rest for stream_id, *rest in rows}
+    count = total = lag = 0
+    until: float | None = at
+    closed_at: float | None = None  # when the segment before was written to last
+    for path in sorted(path for path in spool.glob("[0-9]*") if path.name.partition(".")[0].isdecimal()):
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # a running shipper has just deleted it, as it is settled
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            continue
+        checkpoint, settled_until = saved.get(int(path.name.partition(".")[0]), (0, None))
+        if not lag and checkpoint < status.st_size:
+            # What was read before this segment was begun lies in earlier ones, which are settled.
+            until = max((each for each in (settled_until, closed_at) if each is not None), default=None)
+        count, total, lag = count + 1, total + status.st_size, lag + status.st_size - checkpoint
+        closed_at = status.st_mtime
+    return SpoolState(count, total, lag, until)
+
+
+# Dead letters -----------------------------------------------------------------------------------------------------
+
+
+def _kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
+    return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))

@@ -1,0 +1,321 @@
+"""Serving HTTP on an address of this machine: the socket, and a server that leaves signals alone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, ClassVar, Final
+
+import uvicorn
+from httptools import HttpParserError
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from shipper.model.errors import ConfigError, ShipperError
+from shipper.system.addresses import host_of, is_address
+
+_REFUSAL: Final = (
+    "This address answers only requests that name it by an IP address, as localhost, or by a name it knows"
+)
+_NO_SNIFFING: Final = {"X-Content-Type-Options": "nosniff"}
+_PIECE_BYTES: Final = 4096
+_BACKLOG: Final = 512
+_PROTECTED_SECONDS: Final = 0.05
+_ROOM_SECONDS: Final = 0.01
+_TICK_SECONDS = 1.0
+_START_LIMIT_SECONDS = 10
+_JOIN_LIMIT_SECONDS = 10
+
+
+class Server(uvicorn.Server):
+    """
+    uvicorn's server without its logs, and without its signal handlers: it ends the process by the signal, and here that
+    is others' business.
+
+    Args:
+        options: Of `uvicorn.Config`.
+    Attributes:
+        up: Set when connections are accepted.
+    """
+
+    def __init__(self, app: Callable[..., Any], **options: Any) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                **options,
+            )
+        )
+        self.up = threading.Event()
+        self._accepting: list[asyncio.Task[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections as there is room for them; those that wait for it wait in the kernel."""
+        await super().startup([])
+        self._loop = asyncio.get_running_loop()
+        self._accepting = [self._loop.create_task(self._accept(each)) for each in sockets or ()]
+        self.up.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.wait(self._accepting)
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # the client has gone, or there is no descriptor
+                await asyncio.sleep(_ROOM_SECONDS)
+                continue
+            with suppress(OSError), ExitStack() as stack:
+                stack.enter_context(connection)
+                while not self._make_room():  # noqa: ASYNC110 time that passes makes room, too
+                    await asyncio.sleep(_ROOM_SECONDS)
+                await loop.connect_accepted_socket(self._protocol, connection)
+                stack.pop_all()  # it is the transport's now
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = make(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
+
+    def _make_room(self) -> bool:
+        """Return whether there is room for one more connection; else close one that can be done without, if any can."""
+        bounded = [each for each in self.server_state.connections if isinstance(each, BoundedProtocol)]
+        if not bounded or len(bounded) < bounded[0].clients:
+            return True
+        dispensable = [each for each in bounded if each.is_dispensable]
+        if dispensable:
+            min(dispensable, key=BoundedProtocol.patience).transport.abort()
+        return False
+
+    async def main_loop(self) -> None:
+        """Tick once a second instead of ten times, which is most of what a server costs that nobody asks."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), _TICK_SECONDS)
+
+    def stop(self) -> None:
+        """End; asked for once more, without waiting for open connections. From any thread."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        if self._loop is not None:
+            with suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._ending.set)
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """
+    uvicorn's protocol, with limits that hold before an application sees anything.
+
+    A request above a limit is refused and its connection closed. If somebody waits for room, the connection that has
+    been idle longest is closed; if none is idle, the one that has been answered longest. None is before it had the time
+    to ask: a probe comes in the midst of a crowd, too.
+
+    Attributes:
+        head_bytes: Of the request line and the headers, give or take a piece.
+        head_lines: Headers of a request.
+        body_bytes: Of a request's body, its framing included; 0 refuses all bodies.
+        pipelined: Requests that wait for the answer to one before them.
+        request_seconds: From the connection, or the last answer, to the end of a request.
+        answer_seconds: From there until the client has taken the answer.
+        clients: Connections at a time.
+    """
+
+    head_bytes: ClassVar[int]
+    head_lines: ClassVar[int] = 100
+    body_bytes: ClassVar[int]
+    pipelined: ClassVar[int] = 8
+    request_seconds: ClassVar[float]
+    answer_seconds: ClassVar[float]
+    clients: ClassVar[int]
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._refusal = 400, ""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._begin_head()
+        self._set_deadline()
+        self._protected_until = self.loop.time() + _PROTECTED_SECONDS
+
+    def data_received(self, data: bytes) -> None:
+        """Parse a head in pieces, so that a limit is noticed close to where it is passed."""
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            piece = data[start : start + _PIECE_BYTES] if self._in_head else data[start:]
+            start += len(piece)
+            self._bytes += len(piece)
+            if self._in_head and self._bytes > self.head_bytes:
+                self._refusal = 431, f"The head of the request exceeds {self.head_bytes} bytes."
+                self.send_400_response("")
+            elif not self._in_head and self._bytes > self.body_bytes + _PIECE_BYTES:
+                self._refusal = 413, f"The body of the request exceeds {self.body_bytes} bytes."
+                self.send_400_response("")
+            else:
+                super().data_received(piece)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self.head_lines:
+            self._refuse(431, f"The request has more than {self.head_lines} headers.")
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._bytes = False, 0
+        if not self.body_bytes and any(_announces_body(name, value) for name, value in self.headers):
+            self._refuse(413, "Requests with a body are not accepted here.")
+        if len(self.pipeline) >= self.pipelined:
+            self._refuse(429, f"More than {self.pipelined} requests wait for their turn on this connection.")
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._begin_head()
+        self._set_deadline()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """Write what `_refuse` was given; otherwise what uvicorn says of no HTTP."""
+        status, words = self._refusal
+        text = f"{words or msg}\n".encode("ascii")
+        head = b"content-type: text/plain\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(text)
+        if self.cycle is None or self.cycle.response_complete:  # otherwise it would stand within another answer
+            self.transport.write(STATUS_LINE[status] + head + text)
+        self.transport.close()
+
+    def _refuse(self, status: int, words: str) -> None:
+        """End the parsing; the protocol then asks for `send_400_response`."""
+        self._refusal = status, words
+        raise HttpParserError(words)
+
+    def _begin_head(self) -> None:
+        self._in_head, self._bytes = True, 0
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _set_deadline(self) -> None:
+        self._clear_deadline()
+        if not self.transport.is_closing():
+            seconds = self.request_seconds if self._is_idle else self.answer_seconds
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    @property
+    def is_dispensable(self) -> bool:
+        """Whether it may be closed for another one."""
+        return self.loop.time() > self._protected_until and not self.transport.is_closing()
+
+    def patience(self) -> tuple[bool, float]:
+        """Return what the first to be closed has least of."""
+        return not self._is_idle, self._deadline.when() if self._deadline else 0.0
+
+
+def _announces_body(name: bytes, value: bytes) -> bool:
+    return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b" 0") != b"")
+
+
+class HostGuard:
+    """
+    An application that answers only requests to an address literal or to a name of its own.
+
+    A web page can have its own name resolved to this machine (DNS rebinding) and then reads what is served here as if
+    it came from its own server. The browser still names that host; an address literal cannot be rebound.
+
+    Args:
+        names: Beside `localhost`.
+        advice: What is to be done for another name, in words.
+    """
+
+    def __init__(self, app: ASGIApp, *, names: Iterable[str] = (), advice: str) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower().removesuffix(".") for name in names)}
+        self._refusal = PlainTextResponse(f"{_REFUSAL}; {advice}\n", status_code=421, headers=_NO_SNIFFING)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app if self._is_own(scope) else self._refusal
+        await app(scope, receive, send)
+
+    def _is_own(self, scope: Scope) -> bool:
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        host = host_of(hosts[0].decode("latin-1")) if len(hosts) == 1 else None
+        return host is not None and (host in self._names or is_address(host))
+
+
+def listen(host: str, port: int, *, key: str, source: str = "") -> socket.socket:
+    """
+    Bind before anything else runs, so that a taken port is an error of the set-up and port 0 gets its number.
+
+    Args:
+        key, source: What is to be changed if the address cannot be had, for the error.
+    Raises:
+        ConfigError: It cannot.
+    """
+    address = "127.0.0.1" if host == "localhost" else host
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = "is in use by another program" if error.errno == errno.EADDRINUSE else f"cannot be used: {error}"
+        message = f"{host}:{port} {reason}; choose another port, 0 takes any free one"
+        raise ConfigError(message, key=key, source=source) from error
+
+
+@contextmanager
+def running_in_thread(server: Server, listener: socket.socket, *, name: str) -> Iterator[None]:
+    """
+    Serve in a daemon thread.
+
+    Args:
+        name: Of the thread, and for the error.
+    Raises:
+        ShipperError: It does not come up.
+    """
+    thread = threading.Thread(target=server.run, args=([listener],), name=name, daemon=True)
+    thread.start()
+    try:
+        if not server.up.wait(_START_LIMIT_SECONDS):
+            raise ShipperError(f"the {name} at {address_of(listener)} did not start; see the lines above")
+        yield
+    finally:
+        server.stop()
+        thread.join(_JOIN_LIMIT_SECONDS)
+
+
+def address_of(listener: socket.socket) -> str:
+    """Write where somebody listens, as an address of HTTP."""
+    address, port = listener.getsockname()[:2]
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
