@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes the options of curl that the README's transcripts use, where there is no curl."""
+"""Takes the options of curl that the transcripts in docs/sandbox.md use, where there is no curl."""
 
 import http.client
 import sys

@@ -1,4 +1,4 @@
-"""The README's transcripts of the sandbox: each command is executed and says what is written there."""
+"""The transcripts in docs/sandbox.md: each command is executed and says what is written there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.driver import SHIPPER, Shipper
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
 END_OF_OUTPUT = "\x1e"
 CURL = Path(__file__).with_name("curl.py")
 
@@ -26,10 +26,9 @@ class Step(NamedTuple):
 
 
 def transcript() -> list[Step]:
-    section = README.read_text().partition("\n## The sandbox\n")[2].partition("\n## ")[0]
     return [
         Step(re.sub(r"^> ?", "", command, flags=re.MULTILINE), output)
-        for block in re.findall(r"```console\n(.*?)```", section, re.DOTALL)
+        for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
         for command, output in re.findall(r"^\$ (.*\n(?:>.*\n)*)((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
     ]
 
@@ -44,7 +43,7 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         (folder / "bin").mkdir()
-        # Where there is no curl, a stand-in takes the few options that the README uses.
+        # Where there is no curl, a stand-in takes the few options that the page uses.
         (folder / "bin" / "curl").symlink_to(shutil.which("curl") or CURL)
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
@@ -85,7 +84,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_the_readme_says_what_the_sandbox_answers(shipper: Shipper, shell: Shell, tmp_path: Path):
+def test_the_page_says_what_the_sandbox_answers(shipper: Shipper, shell: Shell, tmp_path: Path):
     steps = transcript()
     ports = {port: str(free_port()) for port in re.findall(r"--port (\d+)", "".join(step.command for step in steps))}
 

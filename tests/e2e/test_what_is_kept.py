@@ -51,9 +51,9 @@ def tables(shipper: Shipper) -> tuple[int, int]:
         return row
 
 
-def files_in_the_readme() -> set[str]:
+def files_in_the_docs() -> set[str]:
     """The files and folders of the state directory in the table of what is kept."""
-    table = re.search(r"\| Where \| what \| until .*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    table = re.search(r"\| Where \| what \| until .*?\n\n", (ROOT / "docs" / "security.md").read_text(), re.DOTALL)
     assert table
     cells = [row.split("|")[1] for row in table[0].split("\n") if row]
     return {name.removesuffix("/") for cell in cells for name in re.findall("`([^`]+)`", cell)}
@@ -88,7 +88,7 @@ def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
     assert all(row.affiliate_id.startswith("hash:") for row in rows)
     assert canaries_in(kept(shipper, "sparse.ndjson", "dense.ndjson"), shipper) == []
     left = {path.name.removeprefix(".").removesuffix("-wal").removesuffix("-shm") for path in shipper.state.iterdir()}
-    assert left - files_in_the_readme() == set()
+    assert left - files_in_the_docs() == set()
 
 
 def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeService, sample: Sample):

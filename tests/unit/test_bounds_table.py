@@ -424,6 +424,7 @@ def test_an_input_twice_as_long_costs_about_twice_as_much(what: str, prepare: Ca
 
 
 def test_each_row_of_the_table_has_cases_that_grow():
-    rows = re.findall(r"^\| (?!What \||-)(.+?) \| `", TABLE.read_text(), re.MULTILINE)
+    table = TABLE.read_text().partition("\n| What | Where | Bound |\n")[2]
+    rows = re.findall(r"^\| (.+?) \| `", table, re.MULTILINE)
     assert len(rows) == len(set(rows)) > 30
     assert set(rows) == CASES.keys() | BY_OPERATOR

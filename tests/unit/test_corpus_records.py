@@ -18,7 +18,7 @@ from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
 START = 5000
 BROKEN = b"no JSON"
 
-# What the README's table says is put right.
+# What the table in docs/records.md says is put right.
 NORMALISATIONS = {
     *("EventId: lower-case", "EventId: braces", "EventId: urn", "EventId: 32 digits", "EventId: derived"),
     *("IP: mapped", "IP: blanks"),

@@ -232,11 +232,11 @@ def test_a_day_of_nothing_is_a_row_so_that_no_file_is_empty():
 
 def test_the_page_for_finance_has_an_example_of_every_verdict_and_no_code():
     root = Path(__file__).parents[2]
-    text = (root / "docs/finance.md").read_text()
+    text = (root / "docs/finance.md").read_text().partition("\n## The daily report\n")[0]
     assert "`" not in text
     assert "--" not in text.replace("|---", "")
     sections = {part.partition("\n")[0].lower(): part for part in text.split("\n## ")}
     for verdict in get_args(Verdict):
         (section,) = (part for title, part in sections.items() if title.split(",")[0] == verdict)
         assert re.search("(?m)^> ", section), verdict
-    assert "(docs/finance.md)" in (root / "README.md").read_text()
+    assert "(docs/finance.md" in (root / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""The README lists every setting as its type has it; `python -m tests.unit.test_readme_settings` writes it anew."""
+"""docs/settings.md lists every setting as its type has it; `python -m tests.unit.test_docs_settings` writes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shipper.cli.config import toml_value
 from shipper.config.schema import Leaf, expectation, leaves
 from shipper.config.settings import EndpointSettings, Settings
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 OF_INTAKE = {leaf.key for leaf in leaves(EndpointSettings)}
 PLACE = re.compile(r"(<!-- settings: [^\n]*-->\n).*(<!-- end of settings -->)", re.DOTALL)
 
@@ -40,11 +40,11 @@ def table() -> str:
     return "\n" + "\n".join(rows()) + "\n\n`[report]` has the keys of `[intake]`, too, for the daily report.\n\n"
 
 
-def test_the_readme_lists_every_setting_as_it_is():
-    found = PLACE.search(README.read_text())
+def test_the_page_lists_every_setting_as_it_is():
+    found = PLACE.search(PAGE.read_text())
     assert found
-    assert found[0] == f"{found[1]}{table()}{found[2]}", "write it anew: python -m tests.unit.test_readme_settings"
+    assert found[0] == f"{found[1]}{table()}{found[2]}", "write it anew: python -m tests.unit.test_docs_settings"
 
 
 if __name__ == "__main__":
-    README.write_text(PLACE.sub(lambda found: f"{found[1]}{table()}{found[2]}", README.read_text()))
+    PAGE.write_text(PLACE.sub(lambda found: f"{found[1]}{table()}{found[2]}", PAGE.read_text()))
