@@ -209,7 +209,7 @@ class Shipper:
             await self._tasks.__aexit__(None, None, None)
 
     async def _run(self, fed: Fed) -> None:
-        """Hold the state directory and run the pipeline until the input ends or a stop comes."""
+        """Lock the state directory and run the pipeline until the input ends or it is stopped."""
         try:
             with self._life, ExitStack() as held:
                 state, spool = await run_sync(self._open, held, fed)

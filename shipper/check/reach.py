@@ -81,7 +81,7 @@ class Reach:
     # Names and connections --------------------------------------------------------------------------------------------
 
     async def _look_up(self) -> dict[str, list[str]]:
-        """Give the addresses by family; nothing if there are none."""
+        """Return the addresses by family; empty if there are none."""
         with suppress(ValueError):
             family = f"IPv{ip_address(self._host).version}"
             self._tell("ok", "dns", f"{self._host} is an address, and no name to be looked up")
@@ -230,7 +230,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 def _way_out(error: BaseException, section: str, *, is_tls: bool) -> str:
-    """Say what to do about a handshake that failed, where the explanation does not."""
+    """Return advice for a failed handshake, where the explanation gives none."""
     code = error.verify_code if isinstance(error, ssl.SSLCertVerificationError) else 0
     if code in _OUT_OF_TIME:
         return "; it has to be renewed there, unless it is this machine's clock that is wrong"

@@ -278,7 +278,7 @@ class Checkup:
 
 
 def origin_of(secret: Secret) -> str:
-    """Say where a secret is kept."""
+    """Describe where a secret is kept."""
     if isinstance(secret, LiteralSecret):
         return "the settings themselves"
     assert isinstance(secret, SecretReference)

@@ -172,7 +172,7 @@ class Codec:
         self._window = other._window
 
     def remember(self, keys: bytes) -> None:
-        """Take note of what was accepted by earlier runs."""
+        """Add the EventIds that earlier runs got accepted."""
         if self._window.is_on:
             self._window.remember(keys)
 
@@ -181,7 +181,7 @@ class Codec:
         return self._window.is_accepted(key_of(event_id))
 
     def accept(self, span: Span, ordinals: Sequence[int]) -> None:
-        """Take note that events of a span were accepted: from now on, what has one of their ids is a duplicate."""
+        """Mark events of a span as accepted; later records with one of their ids are duplicates."""
         if not self._window.is_on:
             return
         if span.slot >= 0:
@@ -196,7 +196,7 @@ class Codec:
                     span.keys += key
 
     def refuse(self, span: Span, event_id: str) -> None:
-        """Take note that an event of a span was refused, which is not to be remembered as accepted."""
+        """Mark an event of a span as refused, so that it is not remembered as accepted."""
         key = key_of(event_id)
         for start in range(0, len(span.keys), KEY_BYTES):
             if span.keys.startswith(key, start):
@@ -204,7 +204,7 @@ class Codec:
                 break
 
     def release(self, event_id: str) -> None:
-        """Take note that no event of that id is on its way any more: from now on, it is that of no record."""
+        """Forget an id of which no event is in flight any more."""
         self._window.forget(key_of(event_id))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
@@ -486,7 +486,7 @@ class Codec:
 
 
 def first_record(chunk: Chunk, start: int) -> int:
-    """Tell where the records begin from `start` on: behind the byte-order mark or the header of an input."""
+    """Return where the first record after `start` begins: behind a byte-order mark or the header of the input."""
     if chunk.start_offset + start:
         return start
     framing = chunk.stream.framing
@@ -523,7 +523,7 @@ def _without_cut(raws: list[bytes], offsets: list[int], rejections: list[Rejecti
 
 
 def _line_offsets(lines: list[bytes], first: int) -> list[int]:
-    """Tell where lines begin, each behind the newline of the one before."""
+    """Return where each line begins."""
     ends = accumulate(map(len, lines), lambda offset, length: offset + length + 1, initial=first)
     return list(ends)[:-1]
 

@@ -244,7 +244,7 @@ class DedupeWindow:
         self._index_again()
 
     def _part_cells(self) -> None:
-        """Give the keys of crowded cells others."""
+        """Use hashes from now on, which spread crowded cells."""
         self._is_hashed, self._is_crowded = True, False
         self._index_again()
 

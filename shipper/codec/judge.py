@@ -217,7 +217,7 @@ def is_from_the_future(rejection: Rejection) -> bool:
 
 
 def _is_json(line: bytes) -> bool:
-    """Tell whether it is JSON, also with numbers that are out of range here."""
+    """Return whether it is JSON, also if its numbers are out of range here."""
     try:
         _skip(line)
     except _DECODE_ERRORS:

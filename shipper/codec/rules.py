@@ -84,7 +84,7 @@ _instants: Final = msgspec.json.Decoder(list[datetime])
 
 
 def are_event_ids(column: Sequence[str]) -> bool:
-    """Tell whether each value, 36 characters long by its type, is a canonical lower-case UUID."""
+    """Return whether each value, 36 characters long by its type, is a canonical lower-case UUID."""
     joined = "".join(column).encode()
     dashes = b"-" * len(column)
     return (
@@ -134,7 +134,7 @@ def are_timestamps(column: Sequence[str], latest: str) -> bool:
 
 
 def _are_times(joined: bytes, count: int) -> bool:
-    """Tell whether `Thh:mm:ssZ` stands at its place in each of `count` instants, with real minutes and seconds."""
+    """Return whether `Thh:mm:ssZ` stands at its place in each of `count` instants, with real minutes and seconds."""
     return (
         joined[10::23] == b"T" * count
         and joined[13::23] == joined[16::23] == b":" * count
@@ -145,7 +145,7 @@ def _are_times(joined: bytes, count: int) -> bool:
 
 
 def are_btags(column: Sequence[str]) -> bool:
-    """Tell whether each value is `<digits>_<32 hexadecimal digits>`; the case is the producer's."""
+    """Return whether each value is `<digits>_<32 hexadecimal digits>`; the case is the producer's."""
     joined = "\n".join(column) + "\n"
     return _BTAGS.fullmatch(joined) is not None and joined.count("\n") == len(column)
 
@@ -191,7 +191,7 @@ def event_type(*, relaxed: Collection[str], statuses: Collection[str], keeps_unk
 
 
 def plain_type(field: str) -> type:
-    """Tell what is left of a field's rule when it is relaxed."""
+    """Return the type that a relaxed field still must have."""
     return int if field in {"ConsumerID", "BrandID"} else str
 
 
@@ -223,12 +223,12 @@ _repeats: Final = json.JSONDecoder(object_pairs_hook=_is_repeated, parse_int=str
 
 
 def may_nest_deeply(data: bytes, objects: int) -> bool:
-    """Tell cheaply whether one record of many may be nested deeper than permitted; `objects` of them begin as such."""
+    """Return whether one of many records may be nested too deep; a cheap test. `objects` is the number of records."""
     return data.count(b"{") + data.count(b"[") >= objects + NESTING_MAX
 
 
 def nests_deeply(record: bytes) -> bool:
-    """Tell whether objects and arrays lie in one another deeper than permitted."""
+    """Return whether objects and arrays lie in one another deeper than permitted."""
     depth = 0
     for bracket in _STRING.sub(b"", record).translate(None, _NO_BRACKETS):
         depth += 1 if bracket in b"{[" else -1

@@ -264,7 +264,7 @@ def decode_custom(type_: type, value: Any) -> Any:
 
 
 def _explained(leaf: Leaf, entry: Written, problem: str) -> str:
-    """Say what is wrong with a value, and which values there are; a secret is not shown."""
+    """Describe what is wrong with a value and which values are allowed, without showing a secret."""
     if leaf.is_secret:
         return problem
     shown = entry.value if entry.is_text else repr(entry.value)

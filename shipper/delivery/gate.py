@@ -203,7 +203,7 @@ class Gate:
         self._grown.set()
 
     def reconfigure(self, settings: DeliverySettings) -> None:
-        """Heed other settings from now on; one of them may end a pause, so the next probe may go at once."""
+        """Apply other settings; one of them may end a pause, so the next probe may be sent at once."""
         self._settings = settings
         self._seconds_per_event = _seconds_per_event(settings)
         self._paced_until = self._now()

@@ -99,7 +99,7 @@ class KeptConnection:
 
 
 def is_kept(version: str, headers: Mapping[bytes, bytes]) -> bool:
-    """Tell whether a connection may carry more after an answer that has come to its own end."""
+    """Return whether a connection may carry more after an answer that has come to its own end."""
     return version == "1.1" and b"close" not in headers.get(b"connection", b"").lower()
 
 

@@ -35,5 +35,5 @@ class Latencies:
 
 
 def quantile(ordered: list[float], q: float) -> float | None:
-    """Tell the value below which the share `q` lies; None of nothing."""
+    """Return the `q` quantile; None without values."""
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None

@@ -76,7 +76,7 @@ class Line:
         return self._transport is not None
 
     def distrust_headers(self) -> None:
-        """Let the library look at the next request's headers: they are new."""
+        """Have the library check the headers of the next request: they are new."""
         self._kept = None
 
     async def exchange(

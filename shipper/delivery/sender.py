@@ -410,7 +410,7 @@ class Sender:
 
 
 def _is_repeat(parcel: Parcel, *words: str) -> bool:
-    """Tell whether events are refused because the service has got them, as may be after an answer that was lost."""
+    """Return whether events are refused because the service already has them, as after a lost answer."""
     may_be = parcel.is_ambiguous or parcel.batch.number <= _RESENT_BATCHES
     is_told = may_be and bool(words) and all(map(_REPEATED.search, words))
     parcel.is_ambiguous |= is_told

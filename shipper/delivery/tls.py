@@ -25,7 +25,7 @@ _for_proxies: Final[WeakKeyDictionary[ssl.SSLContext, ssl.SSLContext]] = WeakKey
 
 
 def is_https(address: str | None) -> bool:
-    """Tell whether a connection to an address, such as a proxy's that may not be there, is encrypted."""
+    """Return whether a connection to an address, such as a proxy's that may not be there, is encrypted."""
     return address is not None and address.lower().startswith("https:")
 
 
@@ -144,7 +144,7 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str, *, is_
 
 
 def certificate_expiry(connection: ssl.SSLObject | ssl.SSLSocket | None) -> float | None:
-    """Tell when the certificate of the other end expires, seconds since the epoch; None if it showed none."""
+    """Return when the certificate of the other end expires, seconds since the epoch; None if it showed none."""
     certificate = connection.getpeercert() if connection is not None else None
     return ssl.cert_time_to_seconds(str(certificate["notAfter"])) if certificate else None
 

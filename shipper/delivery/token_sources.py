@@ -198,7 +198,7 @@ class SecretSource:
 
 
 def _identity(path: str) -> tuple[int, ...] | None:
-    """Tell one state of a file from another; symbolic links are followed. None = it cannot be looked at."""
+    """Return what changes when a file changes; symbolic links are followed. None = it cannot be accessed."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

@@ -370,7 +370,7 @@ def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Containe
 
 
 def _may_become_head(text: bytes) -> bool:
-    """Tell whether a text is the beginning of an envelope's head, which may be written over several lines."""
+    """Return whether a text is the beginning of an envelope's head, which may be written over several lines."""
     begun = b"".join(text[:_HEAD_BYTES_MAX].split())
     return any(head.startswith(begun) for head in _HEADS)
 

@@ -144,12 +144,12 @@ class Stream(Struct, eq=False, kw_only=True):
             self.mark = end, at
 
     def settled_until_with(self, checkpoint: int) -> float | None:
-        """Tell up to when everything is settled if the checkpoint is there."""
+        """Return up to when everything is settled if the checkpoint is there."""
         end, at = self.mark
         return at if checkpoint >= end and at is not None else self.settled_until
 
     def move_checkpoint(self, offset: int, tail: bytes) -> None:
-        """Take note of a checkpoint that was saved; `tail` are the last bytes before it."""
+        """Set the checkpoint that was saved; `tail` are the last bytes before it."""
         self.settled_until = self.settled_until_with(offset)
         self.marker = Marker(offset, len(tail), digest(tail))
 

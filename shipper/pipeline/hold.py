@@ -154,7 +154,7 @@ class Hold:
             self._settlement.leave_rest()
 
     def end(self) -> None:
-        """Take note that the input is not held back any more."""
+        """Report that the input is no longer held back."""
         if self._halt is not None:
             log.info("delivery_resumed", reason=self._halt.reason)
             self._halt = None

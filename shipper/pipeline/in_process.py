@@ -168,7 +168,7 @@ class InProcess:
         ]
 
     async def _ask_time(self) -> Verdict | None:
-        """Have the service's clock noted, by a batch without events; returns why that could not be done."""
+        """Ask the service for its time, with a batch without events; return why that failed."""
         endpoint = self._new_endpoint()
         try:
             answer = await endpoint.request(
@@ -199,7 +199,7 @@ class InProcess:
         )
 
     async def _keep_credentials(self) -> None:
-        """Have tokens renewed, and others once there are others."""
+        """Refresh the tokens of the current credentials, also after they were replaced, until cancelled."""
         while True:
             with anyio.CancelScope() as self._renewing:
                 await self._shared.credentials.run()

@@ -82,7 +82,7 @@ class _Worker:
         self.live: Live | None = None
 
     def hurry(self) -> None:
-        """Tell it that a stop was asked for, if it can be told yet."""
+        """Pass a stop on to the worker, once it can receive it."""
         if self.process is not None and self.heeds_signals:
             with suppress(ProcessLookupError):
                 self.process.send_signal(HURRY_SIGNAL)
@@ -333,7 +333,7 @@ def _share(settings: Settings, workers: int, *, has_accepted: bool) -> Settings:
 
 
 def _longest_pauses(lives: Iterable[Live]) -> list[Pause]:
-    """Tell each reason once, since when the first worker paused for it."""
+    """Return each reason once, with the time when the first worker paused for it."""
     pauses: dict[str, Pause] = {}
     for pause in sorted((pause for live in lives for pause in live.pauses), key=lambda pause: pause.since):
         pauses.setdefault(pause.reason, pause)

@@ -47,4 +47,4 @@ class Middle(Protocol):
         """A stop was asked for: wait for nothing that can be done without."""
 
     def figures(self, wall_now: float) -> Figures:
-        """Say how it stands."""
+        """Return the current counts."""

@@ -142,7 +142,7 @@ class Observer:
         )
 
     def _note_counts(self, count: _Count, wall_now: float) -> _Count:
-        """Take note of the counts of a moment, and give those of the beginning of the window."""
+        """Add the counts of a moment; return those at the beginning of the window."""
         if count.accepted > self._counts[-1].accepted:
             self._last_accepted_at = wall_now
         self._counts.append(count)

@@ -69,7 +69,7 @@ class Packer:
         return f"<Packer {self._batcher!r}>"
 
     def remember(self, keys: bytes) -> None:
-        """Take note of the EventIds that earlier runs got accepted."""
+        """Add the EventIds that earlier runs got accepted."""
         self._codec.remember(keys)
 
     def reconfigure(self, settings: Settings) -> None:
@@ -204,7 +204,7 @@ class Packer:
         self._settlement.tell_progress()
 
     def _count_once(self, batch: Batch) -> None:
-        """Have the ledger count those that were accepted before as duplicates: dead letters are sent all the same."""
+        """Count replayed events that were accepted before as duplicates in the ledger; they are sent all the same."""
         spans = [span for span, ordinals in batch.parts for _ in ordinals]
         for span, event in zip(spans, sent_events(batch), strict=True):
             if span.stream.kind == "replay" and self._codec.is_accepted(event.EventId):

@@ -69,7 +69,7 @@ class Source(Protocol):
         """The checkpoints of the streams have moved, on disk."""
 
     def backlog(self) -> Backlog:
-        """Tell what it has before it; cheap, as it is asked every second."""
+        """Return the backlog; cheap, as it is called every second."""
 
 
 class Workers(Struct, frozen=True):

@@ -120,7 +120,7 @@ class Saver:
         )
 
     def ask(self) -> None:
-        """Have what is settled saved now; if the last save failed, the next one comes when the interval has passed."""
+        """Save what is settled now; after a failed save, only once the interval has passed."""
         if self.full_since is None:
             self._asked.set()
 

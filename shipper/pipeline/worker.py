@@ -146,16 +146,16 @@ class _Reports:
         self.records_read: Callable[[], int] = lambda: 0
 
     def note(self, live: Live) -> None:
-        """Take note of a snapshot."""
+        """Store a snapshot."""
         self._live = live
         self._noted.set()
 
     def last(self) -> Report:
-        """Tell how it stands."""
+        """Return the current snapshot."""
         return Report([], self.records_read() - self._reported, self._live)
 
     async def tell(self) -> None:
-        """Tell of every snapshot, until this is cancelled."""
+        """Send every snapshot, until cancelled."""
         while True:
             await self._noted.wait()
             self._noted = anyio.Event()

@@ -202,7 +202,7 @@ class Control:
         return await self.faults(request)
 
     async def clock(self, _: Request) -> Response:
-        """Tell the service's time and how far it is ahead of the machine's."""
+        """Return the service's time and how far it is ahead of the machine's."""
         clock = self._service.clock
         return json_response({"now": clock(), "offset_seconds": clock.offset_seconds})
 

@@ -133,7 +133,7 @@ class EventStore:
             return self._index(events)
 
     def holds(self, event_id: str) -> bool:
-        """Tell whether an EventId has been received."""
+        """Return whether an EventId has been received."""
         return event_id in self._places
 
     def get(self, event_id: str) -> StoredEvent | None:

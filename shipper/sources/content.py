@@ -47,12 +47,12 @@ class UnfinishedError(Exception):
 
 
 def begins_like_archive(head: bytes) -> bool:
-    """Tell whether the first bytes are too few to tell an archive from something else."""
+    """Return whether the first bytes are too few to recognise an archive."""
     return any(magic.startswith(head) and magic != head for magic in _MAGICS)
 
 
 def compression_of(head: bytes) -> Compression:
-    """Tell by its first bytes how a file is compressed; empty if it is not, or if they are too few to tell."""
+    """Return how a file is compressed, by its first bytes; empty if it is not, or if they are too few."""
     return next((compression for magic, compression in _MAGICS.items() if head.startswith(magic)), "")
 
 
@@ -88,16 +88,16 @@ class Content(Protocol):
         """
 
     def size(self) -> int:
-        """Tell how many bytes of content are known to exist; of an archive what was decompressed so far."""
+        """Return how many bytes of content are known to exist; of an archive what was decompressed so far."""
 
     def status(self) -> os.stat_result:
         """Look at the open file, wherever its name points by now."""
 
     def is_ended(self) -> bool:
-        """Tell whether all was decompressed, down to the end of a member; if not, it was cut short or still grows."""
+        """Return whether all was decompressed, down to the end of a member; if not, it was cut short or still grows."""
 
     def is_intact(self) -> bool:
-        """Tell whether the raw bytes that were read still seem to be there."""
+        """Return whether the raw bytes that were read still seem to be there."""
 
     def close(self) -> None: ...
 
@@ -149,7 +149,7 @@ class _Decompressor(Protocol):
 
 
 def _gzip_header_bytes(data: bytes) -> int | None:
-    """Tell how long the header of a gzip member is (RFC 1952, 2.3), None if `data` ends before it does."""
+    """Return how long the header of a gzip member is (RFC 1952, 2.3), None if `data` ends before it does."""
     flags, size = int.from_bytes(data[3:4]), 10
     if flags & 4:
         size += 2 + int.from_bytes(data[10:12], "little")
@@ -228,7 +228,7 @@ class _WideArchive:
         self._holder: weakref.ref[Archive] | None = None
 
     def take(self, archive: Archive) -> Archive | None:
-        """Let it be this one; return the other one that it is, if it is another."""
+        """Acquire the place for an archive; return the archive that has it, if another has."""
         with self._lock:
             holder = self._holder() if self._holder else None
             if holder is None:
@@ -236,7 +236,7 @@ class _WideArchive:
             return None if holder is archive else holder
 
     def leave(self, archive: Archive) -> None:
-        """Let it be this one no more."""
+        """Release the place."""
         with self._lock:
             if self._holder and self._holder() is archive:
                 self._holder = None
@@ -338,7 +338,7 @@ class Archive:
         return is_between_members and self._raw_offset >= os.fstat(self.descriptor).st_size
 
     def is_intact(self) -> bool:
-        """Tell whether the raw bytes that were read still seem to be there."""
+        """Return whether the raw bytes that were read still seem to be there."""
         if os.fstat(self.descriptor).st_size < self._raw_offset:
             return False
         return os.pread(self.descriptor, len(self._raw_head), 0) == self._raw_head

@@ -276,7 +276,7 @@ def _is_open(entry: os.DirEntry[str]) -> bool:
 
 
 def fixed_folder(pattern: str) -> Path:
-    """Tell the deepest folder that a pattern names without wildcards."""
+    """Return the deepest folder that a pattern names without wildcards."""
     folder = pattern if os.path.isdir(pattern) else os.path.dirname(pattern)
     while glob.has_magic(folder):
         folder = os.path.dirname(folder)

@@ -111,7 +111,7 @@ class FilesOnce:
         self.is_exhausted = not self.unreadable
 
     def backlog(self) -> Backlog:
-        """Tell what is left of all files; of an archive, in compressed bytes until it is read."""
+        """Return how much of all files is left to read; of an archive, in compressed bytes until it is opened."""
         unsettled = sum(max(0, stream.read_offset - stream.checkpoint) for stream in self._read_streams)
         return Backlog(
             lag_bytes=max(0, self.total_bytes - self.done_bytes) + unsettled,
@@ -122,7 +122,7 @@ class FilesOnce:
         )
 
     def _note_gone(self) -> None:
-        """Give up what is gone, but for what may live on beside where it was, in a copy that was not given."""
+        """Give up files that are gone, except those that may live on in a copy beside them that was not named."""
         names: dict[str, list[str]] = {}
         gone = []
         for stream in self._book.lost():
@@ -235,7 +235,7 @@ class FilesOnce:
         return None
 
     def _end(self, stream: Stream) -> None:
-        """Take note of a file that was read to its end."""
+        """Record a file that was read to its end."""
         if stream.compression or self._reader is None:
             self.done_bytes += self._status.st_size
         if self._completion.action != "keep":

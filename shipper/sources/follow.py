@@ -296,7 +296,7 @@ class Follower:
         return self._book.at(found.place) is not None
 
     def _is_old_news(self, stream: Stream, found: Found) -> bool:
-        """Tell whether an earlier run has settled a file, so that it need not be opened; there may be thousands."""
+        """Return whether an earlier run has settled a file, so that it need not be opened; there may be thousands."""
         is_quiet = self._wall_time() - found.status.st_mtime > _QUIET_S
         return is_quiet and stream.path == str(found.path) and not self._book.has_news(stream, found.status)
 
@@ -333,7 +333,7 @@ class Follower:
                 self._follow(reader, now)
 
     def _open_new(self, found: Found, now: float) -> None:
-        """Hold a file open until it is known what it is; an empty one is not yet anything."""
+        """Keep a file open until it can be identified; an empty one cannot yet."""
         if self._has_room(found):
             reader = self._book.open_new(found.path)
             self.files.add(OpenFile(reader, reader.stream.place, found.name, now, new_since=now))
@@ -362,7 +362,7 @@ class Follower:
         self._tell_opened(reader)
 
     def _is_copy(self, original: Stream | None, file: OpenFile) -> bool | None:
-        """Let go of a file that nobody has named if its original is in its place and holds all of it; None = later."""
+        """Release a file that no pattern names if its original is in place and contains all of it; None = later."""
         compared_before = sum(file.compared.values())
         is_copy = original is not None and self._book.holds_all_of(original, file.reader.content, file.compared)
         self.is_crowded |= sum(file.compared.values()) > compared_before  # the rest comes at the next look, soon
@@ -376,14 +376,14 @@ class Follower:
         return True
 
     def _is_leaving(self, original: Stream | None) -> bool:
-        """Tell whether a file is only followed to its end: then what looks like it will turn out to be it."""
+        """Return whether a file is only read to its end, so that a lookalike will turn out to be the same file."""
         file = self.files.at(original.place) if original is not None else None
         if file is None or file.reader.stream is not original:
             return False
         return not file.reader.content.status().st_nlink or not file.reader.is_intact()
 
     def _may_be_a_copy(self, file: OpenFile, undecided: UndecidedError, now: float) -> bool:
-        """Tell whether to wait for what becomes of a file that looks like another one."""
+        """Return whether to wait until a file that looks like another one can be told from it."""
         assert file.new_since is not None
         waited_s = now - file.new_since
         if undecided.is_shorter:  # one that does not grow any more is not being made
@@ -391,7 +391,7 @@ class Follower:
         return waited_s < self._rotate_wait_s
 
     def _has_room(self, found: Found) -> bool:
-        """Tell whether one more file may be opened; if not, it is this file's turn at the next look."""
+        """Return whether one more file may be opened; if not, this file comes first at the next look."""
         if self.files.is_full:
             closed = self.files.close_quietest()
             if closed is None:
@@ -533,7 +533,7 @@ class Follower:
 
 
 def _is_at(path: Path, place: Place) -> bool:
-    """Tell whether a name still points at a file: a hard link is no rename."""
+    """Return whether a name still points at a file: a hard link is no rename."""
     try:
         there = path.stat()
     except OSError:

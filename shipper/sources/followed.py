@@ -86,7 +86,7 @@ class FilesFollowed:
         """Files are completed when they are looked at."""
 
     def backlog(self) -> Backlog:
-        """Tell what was not settled as of the last look."""
+        """Return what was not settled at the last look."""
         follower = self._follower
         return Backlog(
             lag_bytes=follower.lag_bytes,
@@ -170,7 +170,7 @@ class FilesFollowed:
             await stop.wait()
 
     async def _watch(self, stop: anyio.Event) -> None:
-        """Let the kernel's word of a change end the wait; where it has none to give, the poll is enough."""
+        """End the wait when the kernel reports a change; where it cannot, polling suffices."""
         before: Watched | None = None
         while True:
             watched = await run_sync(self._patterns.watched, abandon_on_cancel=True)

@@ -132,11 +132,11 @@ class StreamBook:
             yield
 
     def at(self, place: Place) -> Stream | None:
-        """Tell which stream was seen at a place last."""
+        """Return the stream that was last seen at a place."""
         return self._by_place.get(place)
 
     def has_news(self, stream: Stream, status: os.stat_result) -> bool:
-        """Tell whether a file in its stream's place has to be opened: it has changed, or was not settled."""
+        """Return whether a file in its stream's place has to be opened: it has changed, or was not settled."""
         return self.has_changed(stream, status) or not stream.is_settled
 
     def has_changed(self, stream: Stream, status: os.stat_result) -> bool:
@@ -234,7 +234,7 @@ class StreamBook:
         return _place_of(status) == stream.place and self.has_news(stream, status)
 
     def lost(self) -> list[Stream]:
-        """Tell which of the streams that were lost have not been found again."""
+        """Return the lost streams that have not been found again."""
         return list(self._lost.values())
 
     def take_displaced(self) -> list[Stream]:
@@ -420,7 +420,7 @@ class StreamBook:
         return stream
 
     def _take_over(self, stream: Stream, content: Content, path: Path) -> None:
-        """Give a lost stream the place of a file."""
+        """Assign the place of a file to a lost stream."""
         log.info("source_found_again", path=shown(path), formerly=stream.shown_path, offset=stream.checkpoint)
         self._by_place.pop(stream.place, None)
         self._unlose(stream)
@@ -534,7 +534,7 @@ def not_regular(path: Path) -> SourceError:
 
 
 def _may_be(path: str, stream: Stream) -> bool:
-    """Tell whether the file in a stream's place can be its own; what cannot be read says nothing against it."""
+    """Return whether the file in a stream's place can be its own; an unreadable file counts as such."""
     if not stream.head.length:  # nothing is known of its bytes, so the name has to do
         return is_generation_of(os.path.basename(path), os.path.basename(stream.path))
     try:
@@ -550,7 +550,7 @@ def _may_be(path: str, stream: Stream) -> bool:
 
 
 def _is_in_place(stream: Stream) -> bool:
-    """Tell whether a stream's file still has the name by which it was seen last."""
+    """Return whether a stream's file still has the name by which it was seen last."""
     step()
     try:
         status = os.stat(stream.path)
@@ -560,7 +560,7 @@ def _is_in_place(stream: Stream) -> bool:
 
 
 def folders_of(stream: Stream) -> set[str]:
-    """Tell where a stream's file may have other names: where its name is, and where that leads to if it is a link."""
+    """Return the folders where a stream's file may have other names: that of its name, and that of a link's target."""
     folder = os.path.dirname(stream.path) or "."
     return {folder, os.path.dirname(os.path.realpath(stream.path))} if os.path.islink(stream.path) else {folder}
 

@@ -73,7 +73,7 @@ class OpenFile:
             self.is_to_note = True
 
     def has_changed(self, status: os.stat_result) -> bool:
-        """Tell whether it is to be read, by what it looks like now."""
+        """Return whether it has to be read, by its status now."""
         return signature(status) != self.signature
 
     def note_change(self, status: os.stat_result, now: float) -> None:
@@ -122,20 +122,20 @@ class OpenFiles:
         return iter(list(self._files.values()))
 
     def at(self, place: Place) -> OpenFile | None:
-        """Give the one at a place."""
+        """Return the open file at a place."""
         return self._files.get(place)
 
     def add(self, file: OpenFile) -> None:
-        """Hold one more, whether there is room or not: one that was renamed would be lost."""
+        """Add a file, even beyond the limit: a renamed one would be lost."""
         self._files[file.place] = file
 
     def close(self, file: OpenFile) -> None:
-        """Hold one no more."""
+        """Close a file and forget it."""
         del self._files[file.place]
         file.reader.close()
 
     def close_all(self) -> None:
-        """Hold none."""
+        """Close all files."""
         for file in self:
             self.close(file)
         self._ready.clear()
@@ -172,13 +172,13 @@ class OpenFiles:
         return bool(self._ready)
 
     def wake(self, file: OpenFile) -> None:
-        """Have one read in its turn."""
+        """Schedule a file to be read in its turn."""
         if not file.is_ready:
             file.is_ready = True
             self._ready.append(file)
 
     def touch(self, paths: Iterable[str]) -> bool:
-        """Have files read that are said to have changed; False if one of them is not open, or may be a copy."""
+        """Read files that are reported as changed; return False if one of them is not open, or may be a copy."""
         by_path = {str(file.reader.path): file for file in self._files.values()}
         touched = [by_path.get(path) for path in paths]
         for file in touched:
@@ -187,14 +187,14 @@ class OpenFiles:
         return all(file is not None and file.new_since is None for file in touched)
 
     def check_all(self, now: float) -> None:
-        """Have all read that have changed, whether anybody has said so or not."""
+        """Read all files that have changed, reported or not."""
         with at_work(Piece("open")):
             for file in self._files.values():
                 go_on_with(Piece("open", file.name, file.reader.stream.key))
                 self._check(file, now)
 
     def check(self, file: OpenFile, now: float) -> None:
-        """Have one read if it has changed."""
+        """Read a file if it has changed."""
         with at_work(Piece("open", file.name, file.reader.stream.key)):
             self._check(file, now)
 

@@ -55,7 +55,7 @@ class InputForm(NamedTuple):
     columns: frozenset[str] = WIRE_COLUMNS
 
     def framing_of(self, head: bytes, *, is_whole: bool) -> Framing | None:
-        """Tell the framing of an input by its first bytes; None as long as there are too few of them."""
+        """Return the framing of an input, by its first bytes; None while there are too few of them."""
         form: Format | None = None if self.format == "auto" else self.format
         match form or sniff(head, is_whole=is_whole, delimiter=self.csv_delimiter, columns=self.columns):
             case "ndjson":
@@ -113,7 +113,7 @@ def first_bytes(content: Content, length: int) -> bytes:
 
 
 def begins_alike(content: Content, known: Stream) -> bool:
-    """Tell whether a file begins as a stream does, as far as that was seen; it may be another one all the same."""
+    """Return whether a file begins as a stream does, as far as that was seen; it may still be another one."""
     head = content.pread(known.head.length, 0)
     return len(head) == known.head.length and (not head or digest(head) == known.head.digest)
 
@@ -178,7 +178,7 @@ class StreamReader:
         return self.content.pread(length, end - length)
 
     def is_intact(self) -> bool:
-        """Tell whether what was read is still there; if not, the file was truncated, and may have grown again."""
+        """Return whether what was read is still there; if not, the file was truncated, and may have grown again."""
         if self.content.compression:
             return self.content.is_intact()
         if self.content.size() < max(self.offset, self._scanned):

@@ -187,7 +187,7 @@ class Segments:
             self._keep_spare(length)
 
     def _keep_spare(self, length: int) -> None:
-        """Have a file with so much room that the next segment is made of."""
+        """Preallocate the file that becomes the next segment."""
         if self._spare < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._spare = os.open(self._directory / _SPARE, flags, 0o600)
@@ -354,7 +354,7 @@ class Segments:
     # Deleting ---------------------------------------------------------------------------------------------------
 
     def take_settled(self) -> list[Segment]:
-        """Give up the segments that are settled, to be deleted. Does not block."""
+        """Remove the settled segments from the list and return them. Does not block."""
         settled = [segment for segment in self._all if segment.is_settled]
         for segment in settled:  # in place: the worker thread that writes appends to this list
             self._all.remove(segment)
@@ -383,7 +383,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def youngest_segment_id(directory: Path) -> int:
-    """Tell the greatest stream id among the segments; 0 if there are none."""
+    """Return the greatest stream id of the segments; 0 if there are none."""
     return max(segments_in(directory), default=0)
 
 
@@ -393,6 +393,6 @@ def segments_in(directory: Path) -> dict[int, Path]:
 
 
 def form_of(path: Path) -> InputForm:
-    """Tell by its name how records lie in a segment."""
+    """Return the framing of a segment, by its name."""
     found = _NAME.fullmatch(path.name)
     return InputForm("csv", bytes.fromhex(found[2]).decode()) if found and found[2] else NDJSON

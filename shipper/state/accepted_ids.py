@@ -154,7 +154,7 @@ def read_accepted_ids(directory: Path, size: int) -> Iterator[bytes]:
 
 
 def window_of(db: sqlite3.Connection) -> Window:
-    """Tell how far the remembered ids reach back."""
+    """Return how many ids are remembered, and since when."""
     size, since = db.execute("SELECT coalesce(sum(bytes), 0), min(first_at) FROM accepted_ids").fetchone()
     return Window(size // _ID_BYTES, since)
 

@@ -72,7 +72,7 @@ class Acks:
         return sum(len(span.rejections) for spans in self._open.values() for span in spans)
 
     def open(self, span: Span, now: float) -> None:
-        """Take note of a span; the spans of one stream come in the order of their offsets."""
+        """Add a span; the spans of one stream come in the order of their offsets."""
         self._append(span, now)
         self._totals.read += span.records
         self._totals.duplicates += span.duplicates
@@ -80,7 +80,7 @@ class Acks:
         self._note_dead(span.rejections)
 
     def lend(self, span: Span, now: float) -> None:
-        """Take note of a span that is settled elsewhere: nothing is known of its records, but that it is unsettled."""
+        """Add a span that another process settles; of its records only their number is known."""
         assert (span.records, span.unsettled) == (0, 1)
         self._append(span, now)
 
@@ -155,7 +155,7 @@ class Acks:
         self._totals.pending -= 1
 
     def note_repeated(self, span: Span, key: LedgerKey | None) -> None:
-        """Have the ledger count an event as a duplicate, whatever else becomes of it; `key` is where."""
+        """Count an event as a duplicate in the ledger, under `key`, whatever else becomes of it."""
         if key is not None:
             span.ledger[key] -= 1
             if key not in span.repeated:

@@ -139,7 +139,7 @@ def _remove_made(path: Path, database: str, before: set[str], missing: list[Path
 
 
 def holder_of(path: Path) -> int | None:
-    """Tell the process that holds the lock of a state directory; None if nobody does."""
+    """Return the process that holds the lock of a state directory; None if nobody does."""
     try:
         lock = os.open(path / "lock", os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

@@ -153,7 +153,7 @@ class Letters:
             return [letter_id for (letter_id,) in rows]
 
     def forms(self, selection: Selection) -> dict[bytes, str]:
-        """Tell what the records mean nothing without, such as headers of CSV; empty for JSON. With an input of each."""
+        """Return what is needed to read the records, such as CSV headers (b"" for JSON), each with an input."""
         where, values = selection.where()
         with understood(self._path):
             return dict(

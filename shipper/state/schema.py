@@ -269,7 +269,7 @@ def understood(path: Path) -> Iterator[None]:
 
 
 def _is_full(error: Exception) -> bool:
-    """Tell whether a disk had no room; what maps a file that cannot grow calls that an error of input and output."""
+    """Return whether a disk was full; a mapped file that cannot grow reports that as an input/output error."""
     if isinstance(error, OSError):
         return error.errno in {errno.ENOSPC, errno.EDQUOT}
     code = getattr(error, "sqlite_errorcode", 0)

@@ -101,7 +101,7 @@ class StreamTable:
                 mistakes[rule] = mistakes.get(rule, 0) + 1
 
     def youngest_id(self) -> int:
-        """Tell the greatest stream id that was ever saved."""
+        """Return the greatest stream id that was ever saved."""
         with understood(self._path):
             return int(self._db.execute("SELECT youngest_stream_id FROM totals").fetchone()[0])
 

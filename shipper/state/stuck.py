@@ -168,7 +168,7 @@ class StuckPlaces:
         self._write()
 
     def tick(self) -> None:
-        """Take note that threads get their turns; without a call for the limit, the interpreter stands still."""
+        """Restart the countdown of `faulthandler`: without a call within the limit, the interpreter is blocked."""
         if self._traceback >= 0:
             if os.fstat(self._traceback).st_size:  # it went on after all
                 os.ftruncate(self._traceback, 0)

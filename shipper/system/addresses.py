@@ -144,7 +144,7 @@ def is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether a host is this machine: 127.0.0.0/8, ::1 or `localhost`; no name is looked up."""
+    """Return whether a host is this machine: 127.0.0.0/8, ::1 or `localhost`; no name is resolved."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -22,7 +22,7 @@ def keep_memory_together() -> None:
 
 
 async def keep_memory_released() -> None:
-    """Give holes back now and then, for as long as the process lives: a small object behind one keeps it otherwise."""
+    """Release free heap pages to the kernel from time to time."""
     import anyio
     from anyio.to_thread import run_sync
 

@@ -69,7 +69,7 @@ def go_on_with(piece: Piece) -> None:
 
 @contextmanager
 def noted(piece: Piece) -> Iterator[None]:
-    """Have a piece noted where the next process finds it; done once for many pieces, as it takes a write."""
+    """Write down a piece for the next process; done once for many pieces, as it costs a write."""
     note = _note
     if note is not None:
         note(piece, True)
@@ -94,7 +94,7 @@ def waiting() -> Iterator[None]:
 
 
 def step() -> None:
-    """Take note that what this thread is at work on has come further."""
+    """Count one step of what this thread is working on."""
     if (piece := _pieces.get(get_ident())) is not None:
         piece.steps += 1
 
@@ -105,6 +105,6 @@ def pieces() -> dict[int, Piece]:
 
 
 def have_noted(note: Callable[[Piece, bool], None] | None) -> None:
-    """Have a function called, in the thread at work, before what is noted with True, and behind it with False."""
+    """Set the function that is called in the working thread: with True before a noted piece, with False after it."""
     global _note
     _note = note
