@@ -68,7 +68,7 @@ _REDRAW_S = 0.2
 _WORKERS_MAX = 256
 _WORKER_BYTES = 1 << 25  # for less, another process is not worth its start
 _MOST_DESCRIPTORS = 1024
-_OTHER_DESCRIPTORS = 64  # connections, the state, libraries that are loaded late
+_OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that is opened twice while it is identified
 
 
 def run(
@@ -240,13 +240,13 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
 
 
 def _descriptors_for_files() -> int:
-    """Ask for as many descriptors as this process may have, and tell how many are for files."""
+    """Ask for as many descriptors as this process may have; return how many of them are for inputs."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft = min(hard, _MOST_DESCRIPTORS) if hard != resource.RLIM_INFINITY else _MOST_DESCRIPTORS
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, soft - _OTHER_DESCRIPTORS)
+    return max(1, soft - min(_OTHER_DESCRIPTORS, soft // 2))
 
 
 def _book(settings: Settings, state: OpenState) -> StreamBook:

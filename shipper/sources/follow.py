@@ -355,7 +355,10 @@ class Follower:
                     return
                 reader = self._book.decide(file.reader, may_wait=False)
         except SourceError:
-            reader = file.reader  # which tells it again, in its turn
+            reader = file.reader  # reported again when it is read
+        except OSError as error:  # such as no descriptor left; decided at the next look
+            file.trouble = shown(f"{file.reader.path} cannot be read: {error.strerror}")
+            return
         file.new_since = file.signature = None
         file.reader = reader
         self.files.wake(file)

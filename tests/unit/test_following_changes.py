@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 from collections.abc import Callable
@@ -256,3 +257,30 @@ def test_what_was_cut_off_without_a_copy_stands_in_the_way_only_while_it_is_look
     settle(bench.store, chunks, bench.wall_time)
     bench.ship(14.0, 15.0)
     assert bench.status(LATER).delivered_until == LATER
+
+
+@pytest.mark.parametrize("is_truncated", [False, True], ids=["new", "truncated"])
+def test_a_file_that_cannot_be_opened_twice_for_want_of_descriptors_is_read_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, is_truncated: bool
+):
+    bench.start()
+    path = bench.write("a.log", b"one\n")
+    if is_truncated:
+        assert b"".join(bench.read(1.0 + look / 10) for look in range(3)) == b"one\n"
+        bench.write("a.log", b"", mode="wb")
+        bench.write("a.log", b"two\n")
+    refused = 0
+
+    def dup(_: int) -> int:
+        nonlocal refused
+        refused += 1
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as full:
+        full.setattr("shipper.sources.identity.os.dup", dup)
+        assert bench.read(2.0) + bench.read(2.1) == b""
+        assert refused
+        assert any(f"{path} cannot be read: Too many open files" in each for each in bench.follower.unreadable)
+    got = b"".join(bench.read(3.0 + look) for look in range(5))
+    assert got == (b"two\n" if is_truncated else b"one\n")
+    assert not bench.follower.unreadable
