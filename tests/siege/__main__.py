@@ -53,7 +53,7 @@ SETTINGS: Final[dict[str, object]] = {
 
 
 def main() -> None:
-    options = read_options("siege", __doc__, duration=1800, rate=100)
+    options = read_options("siege", __doc__, duration=1800, rate=25)
     hold(
         "siege",
         options,
