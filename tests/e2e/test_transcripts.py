@@ -1,4 +1,4 @@
-"""The transcripts in docs/sandbox.md: each command is executed and says what is written there."""
+"""Transcripts in the README and docs/sandbox.md: each command is executed and prints what is written there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.driver import SHIPPER, Shipper
 
-PAGE = Path(__file__).parents[2] / "docs" / "sandbox.md"
+ROOT = Path(__file__).parents[2]
 END_OF_OUTPUT = "\x1e"
 CURL = Path(__file__).with_name("curl.py")
 
@@ -25,10 +25,10 @@ class Step(NamedTuple):
     output: str
 
 
-def transcript() -> list[Step]:
+def transcript(page: str) -> list[Step]:
     return [
         Step(re.sub(r"^> ?", "", command, flags=re.MULTILINE), output)
-        for block in re.findall(r"```console\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL)
         for command, output in re.findall(r"^\$ (.*\n(?:>.*\n)*)((?:(?!\$ ).*\n)*)", block, re.MULTILINE)
     ]
 
@@ -43,12 +43,16 @@ class Shell:
 
     def __init__(self, folder: Path) -> None:
         (folder / "bin").mkdir()
-        # Where there is no curl, a stand-in takes the few options that the page uses.
+        # Where there is no curl, a stand-in takes the few options that the pages use.
         (folder / "bin" / "curl").symlink_to(shutil.which("curl") or CURL)
         self._process = subprocess.Popen(
             ["bash", "--norc", "--noprofile"],
             cwd=folder,
-            env={**os.environ, "PATH": f"{folder / 'bin'}:{SHIPPER.parent}:{os.environ['PATH']}"},
+            env={
+                **os.environ,
+                "PATH": f"{folder / 'bin'}:{SHIPPER.parent}:{os.environ['PATH']}",
+                "SHIPPER__STATE__DIRECTORY": str(folder / "state"),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -84,8 +88,8 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def test_the_page_says_what_the_sandbox_answers(shipper: Shipper, shell: Shell, tmp_path: Path):
-    steps = transcript()
+def execute(steps: list[Step], shipper: Shipper, shell: Shell, tmp_path: Path) -> None:
+    """Run each command and compare its output; sandboxes listen on free ports instead of the written ones."""
     ports = {port: str(free_port()) for port in re.findall(r"--port (\d+)", "".join(step.command for step in steps))}
 
     def moved(text: str) -> str:
@@ -102,5 +106,17 @@ def test_the_page_says_what_the_sandbox_answers(shipper: Shipper, shell: Shell, 
             continue
         said = shell.run(moved(command)).strip("\n")
         assert expected(output.strip("\n")).fullmatch(said), f"$ {command}\n{said}\n\ninstead of\n\n{output}"
-    assert len(ports) == 2
+
+
+def test_the_sandbox_answers_what_its_page_says(shipper: Shipper, shell: Shell, tmp_path: Path):
+    steps = transcript((ROOT / "docs/sandbox.md").read_text())
+    assert sum(step.command.startswith("shipper sandbox") for step in steps) == 2
     assert sum(step.output.startswith("{") for step in steps) >= 20
+    execute(steps, shipper, shell, tmp_path)
+
+
+def test_a_csv_file_is_delivered_by_the_steps_of_the_readme(shipper: Shipper, shell: Shell, tmp_path: Path):
+    section = (ROOT / "README.md").read_text().partition("\n## Ship your own file\n")[2].partition("\n## ")[0]
+    steps = transcript(section)
+    assert {"config", "check", "validate", "backfill", "status"} <= {step.command.split()[1] for step in steps}
+    execute(steps, shipper, shell, tmp_path)
