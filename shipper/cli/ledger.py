@@ -153,10 +153,8 @@ def read_rows(settings: Settings, only: DateRange | None) -> list[LedgerRow]:
         StateError: The state cannot be read.
     """
     from shipper.state.ledger import read_ledger
-    from shipper.state.store import bring_state_up_to_date
 
     directory = settings.state.directory
-    bring_state_up_to_date(directory)
     if only is None:
         return read_ledger(directory)
     try:

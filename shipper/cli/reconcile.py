@@ -191,7 +191,7 @@ def _owners(settings: Settings, account: int) -> Owners:
 
 
 def _as_counted(owners: Owners, directory: Path) -> Owners:
-    """Name the affiliates as the ledger does, whose tables are up to date: until then, there may be no key."""
+    """Name the affiliates as the ledger does."""
     from shipper.state.affiliates import counted_as, read_or_draw_key
 
     name = counted_as(read_or_draw_key(directory))
@@ -206,11 +206,9 @@ def _check_ledger(settings: Settings) -> None:
         ConfigError: Nothing was ever shipped from the state directory.
         StateError: The state cannot be read.
     """
-    from shipper.state.store import bring_state_up_to_date
     from shipper.status.overview import look_at
 
     directory = settings.state.directory
-    bring_state_up_to_date(directory)
     if look_at(directory) is None:
         raise ConfigError(
             f"{directory} has no ledger: no shipper has used it yet, so there is nothing to compare with; "

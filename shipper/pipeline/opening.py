@@ -88,7 +88,7 @@ def opened_state(settings: Settings) -> Iterator[OpenState]:
     Raises:
         ConfigError: The directory cannot be made or written.
         StateInUseError: Another process holds it.
-        StateError: What is in it is damaged, foreign, or of a newer version.
+        StateError: What is in it is damaged, foreign, or of another version.
     """
     with locked_directory(settings.state.directory) as directory:
         _check_spool(directory / "spool")

@@ -25,7 +25,7 @@ from shipper.model.errors import StateError
 from shipper.report.content import content_hash
 from shipper.report.history_file import FILE_NAME, HOOKS_LOCK, note_sources, open_database, understood
 from shipper.report.ranges import DateRange
-from shipper.state.schema import all_or_nothing
+from shipper.state.sqlite import all_or_nothing
 
 _COLUMNS: Final = (
     "number, account, first_day, last_day, check_sum, content_hash, first_fetched_at, last_fetched_at, fetches"
@@ -98,7 +98,7 @@ class History:
 
     Raises:
         ConfigError: The directory cannot be made.
-        StateError: The database is foreign, damaged, or was written by a newer version. It is left as it is.
+        StateError: The database is foreign, damaged, or was written by another version. It is left as it is.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -18,7 +18,8 @@ from typing import Final
 from msgspec import Struct
 
 from shipper.model.errors import StateUnwritableError
-from shipper.state.schema import open_for_reading, understood
+from shipper.state.schema import open_for_reading
+from shipper.state.sqlite import understood
 
 _ID_BYTES: Final = 16
 _FILES: Final = 8  # that the window is parted into: one is deleted once the others hold enough

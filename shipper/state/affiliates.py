@@ -19,7 +19,7 @@ from typing import Final
 import structlog
 
 from shipper.model.errors import StateError
-from shipper.state.schema import check_files, understood
+from shipper.state.sqlite import check_files, understood
 
 log = structlog.get_logger("state")
 

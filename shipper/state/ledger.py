@@ -29,7 +29,8 @@ from shipper.model.records import Checkpoint, LedgerKey
 from shipper.state.acks import add_to, added
 from shipper.state.affiliates import CountedAs, are_identifiers
 from shipper.state.ledger_upkeep import Columns, packed, unpacked
-from shipper.state.schema import open_for_reading, understood
+from shipper.state.schema import open_for_reading
+from shipper.state.sqlite import understood
 
 _ADD: Final = """
 INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates)

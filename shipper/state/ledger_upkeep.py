@@ -53,13 +53,12 @@ def unpacked(data: bytes) -> Columns:
     return columns
 
 
-def rename(db: sqlite3.Connection, name: Callable[[str], str], *, skips_damaged: bool = False) -> int:
+def rename(db: sqlite3.Connection, name: Callable[[str], str]) -> int:
     """
     Count under other names of affiliates, within a transaction; what gets the same name is added up.
 
     Args:
         name: Returns the new name; that of a new one is the same.
-        skips_damaged: Leave a part that cannot be read as it is.
     Returns:
         How many counts have another name now.
     Raises:
@@ -70,12 +69,7 @@ def rename(db: sqlite3.Connection, name: Callable[[str], str], *, skips_damaged:
     changed = db.execute(f"DELETE FROM ledger WHERE {_CHANGED}").rowcount
     for (part_id,) in db.execute("SELECT id FROM ledger_parts").fetchall():
         (data,) = db.execute("SELECT data FROM ledger_parts WHERE id = ?", (part_id,)).fetchone()
-        try:
-            columns = unpacked(data)
-        except sqlite3.DatabaseError:
-            if skips_damaged:
-                continue
-            raise
+        columns = unpacked(data)
         names = {each: new for each in set(columns[2]) if (new := name(each)) != each}
         if names:
             changed += sum(each in names for each in columns[2])

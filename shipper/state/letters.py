@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from msgspec import Struct
 
 from shipper.model.records import DeliveryClass
-from shipper.state.schema import open_for_reading, understood
+from shipper.state.schema import open_for_reading
+from shipper.state.sqlite import understood
 
 _COLUMNS: Final = (
     "id, stream_id, path, start_offset, end_offset, rule, message, status, delivery, event_id, consumer_id, "
@@ -199,7 +200,7 @@ def open_letters(directory: Path) -> Letters | None:
     Look at the dead letters of a state directory without its lock, also while a shipper writes.
 
     Returns:
-        None if there is no state, or if its tables are to be made or brought up to date by `Store` first.
+        None if there is no state yet.
     Raises:
         StateError: As for `Store`.
     """

@@ -11,7 +11,7 @@ import sqlite3
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,24 +21,21 @@ from shipper.model.records import Checkpoint, Rejection, Totals
 from shipper.state import ledger, ledger_upkeep
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, counted_as, ensure_key
-from shipper.state.directory import locked_directory
 from shipper.state.letters import Letters
 from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
-    all_or_nothing,
-    bring_up_to_date,
     chain_log,
     consumer_id_of,
-    is_current,
-    is_outdated,
+    is_made,
     log_belongs,
     log_bytes,
     log_path,
+    make_tables,
     open_for_reading,
-    understood,
 )
+from shipper.state.sqlite import all_or_nothing, understood
 from shipper.state.streams import StreamTable
 from shipper.system.crash_points import crash_point
 from shipper.system.work import Piece, at_work, waiting
@@ -78,7 +75,7 @@ class Saved(NamedTuple):
 class Store:
     """
     The database of one state directory, whose lock the caller holds; without it, only `purge` may be called, and only
-    where `open_letters` found the tables up to date.
+    where `open_letters` found a state.
 
     Args:
         dead_letter_max_bytes: Quota of the dead letters: their bytes and a fixed number for each.
@@ -89,7 +86,7 @@ class Store:
         streams: What is known of inputs.
 
     Raises:
-        StateError: The file is not a shipper's database, is damaged, or was written by a newer version. It is left
+        StateError: The file is not a shipper's database, is damaged, or was written by another version. It is left
             as it is.
     """
 
@@ -104,7 +101,7 @@ class Store:
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False, timeout=_BUSY_LIMIT_S)
-            is_ready = is_current(self._db)
+            is_ready = is_made(self._db)
         self._counted_as = counted_as(ensure_key(directory, is_expected=is_ready))
         with understood(self._path):
             self._open(is_ready=is_ready)
@@ -126,13 +123,8 @@ class Store:
         # A dead letter is somebody's data: when it goes, its bytes go, too.
         self._db.execute("PRAGMA secure_delete = ON")
         if not is_ready:
-            if bring_up_to_date(self._db, self._name_affiliates):
-                with suppress(sqlite3.Error):  # such as for want of room: what is left then, the next erasure takes
-                    self._db.execute("VACUUM")
+            make_tables(self._db)
             self._empty_log()
-
-    def _name_affiliates(self, db: sqlite3.Connection) -> int:
-        return ledger_upkeep.rename(db, self._counted_as, skips_damaged=True)
 
     def _check_log(self) -> None:
         """
@@ -456,13 +448,6 @@ class Store:
                 f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "
                 "run the same command again"
             ) from error
-
-
-def bring_state_up_to_date(directory: Path) -> None:
-    """Make the tables of this version of those of an earlier one, if there are any; errors as `Store` and its lock."""
-    if is_outdated(directory):
-        with locked_directory(directory):
-            Store(directory).close()
 
 
 def _letter_bytes(rejection: Rejection) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shipper.model.records import Head, Marker, Stream, StreamKind, digest
-from shipper.state.schema import understood
+from shipper.state.sqlite import understood
 
 _COLUMNS: Final = (
     *("stream_id", "kind", "path", "device", "inode", "compression", "size", "ended_size", "ended_ns"),

@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from shipper.model.records import shown
 from shipper.state.accepted_ids import Window, window_of
-from shipper.state.schema import open_for_reading, understood
+from shipper.state.schema import open_for_reading
+from shipper.state.sqlite import understood
 from shipper.state.streams import read_started_patterns
 
 _Place = tuple[int, int]  # device and inode
@@ -154,7 +155,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
         present: The files that are to be shipped; they tell of inputs that no shipper has looked at yet, and of those
             that were renamed while none was running.
     Returns:
-        None if there is no state, or if its tables are to be made or brought up to date first.
+        None if there is no state yet.
     Raises:
         StateError: As for `Store`.
     """
@@ -188,7 +189,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
 
 def followed_since(directory: Path) -> dict[str, float]:
     """
-    Read since when each pattern is followed, seconds since the epoch; none if there is no state of this version.
+    Read since when each pattern is followed, seconds since the epoch; none if there is no state yet.
 
     Raises:
         StateError: As for `Store`.

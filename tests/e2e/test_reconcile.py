@@ -24,7 +24,6 @@ from tests.conftest import SEED
 from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
 from tests.e2e.fake_service import FakeService
 from tests.in_process import run
-from tests.older_state import BACK_TO_3
 
 OCTOBER = ("2025-10-01", "2025-10-31")
 EVENTS = 3_000
@@ -382,8 +381,8 @@ def test_notes_tell_what_is_pending_and_what_came_before_the_ledger(
     reporting: Shipper, service: Service, october: list[bytes]
 ):
     assert ship(reporting, october[:100]).returncode == 0
-    with sqlite3.connect(reporting.state / "state.db") as db:  # as if an earlier version had accepted them
-        db.executescript(BACK_TO_3)
+    with sqlite3.connect(reporting.state / "state.db") as db:  # as if they were past their retention
+        db.executescript("DELETE FROM ledger; DELETE FROM ledger_parts")
     db.close()
     assert ship(reporting, october[100:200]).returncode == 0
     code, found = compared(reporting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -18,13 +17,11 @@ from msgspec.structs import replace
 from shipper.model import wire
 from shipper.report.history import History
 from shipper.sandbox.samples import sample_lines
-from shipper.state.affiliates import KEY_FILE
 from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Shipper, changed
 from tests.e2e.fake_service import FakeService
 from tests.in_process import run
-from tests.older_state import BACK_TO_9
 from tests.report_documents import NOTHING_EARNED, brand, entry, pair, report
 from tests.report_service import Asked, ReportService, ok, refusal
 
@@ -201,21 +198,15 @@ def test_settings_say_whose_records_are(books: Books):
 
 
 def test_an_affiliate_that_the_ledger_keeps_as_a_hash_is_named_as_it_came_or_by_its_hash(books: Books):
-    """Also by the first command after an update, when there is no key yet."""
-    email, state = "jane@example.com", books.shipper.state
+    email = "jane@example.com"
     books.accept(30, "2025-10-04T12", A)
     books.accept(7, "2025-10-04T13", 778, affiliate=email)
     books.report("2025-10-04", a=30)
     assert books.judged()[1]["unassigned"]["accepted"] == 7
-    (hashed,) = {row.affiliate_id for row in read_ledger(state)} - {""}
-    with closing(sqlite3.connect(state / "state.db")) as db, db:
-        db.execute("UPDATE ledger SET affiliate_id = ? WHERE affiliate_id = ?", (email, hashed))
-        db.executescript(BACK_TO_9)
-    (state / KEY_FILE).unlink()
     accounts = books.shipper.folder / "accounts.csv"
-    for name in (email, None):
-        (hashed,) = {row.affiliate_id for row in read_ledger(state)} - {""} if name is None else {email}
-        accounts.write_text(f"account,media,affiliate_id\n2002,,{hashed}\n")
+    (hashed,) = {row.affiliate_id for row in read_ledger(books.shipper.state)} - {""}
+    for name in (email, hashed):
+        accounts.write_text(f"account,media,affiliate_id\n2002,,{name}\n")
         result = books.reconcile("--set", f"report.accounts={accounts}", "--all")
         found = json.loads(result.stdout)
         assert (result.returncode, found["verdict"], found["of_other_accounts"]["accepted"]) == (0, "agree", 7)

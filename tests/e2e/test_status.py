@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +21,6 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper
 from tests.e2e.files import Tail
 from tests.in_process import run
-from tests.older_state import BACK_TO_4
 
 FORBIDDEN = {"effect": "status", "status": 403}
 
@@ -283,14 +281,6 @@ def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, sh
     asked = document(shipper, "--all", "--until", "2026-01-01")
     assert len(asked["state"]["streams"]) == 25
     assert (asked["until"], asked["is_delivered"]) == (datetime(2026, 1, 2, tzinfo=UTC).timestamp(), True)
-
-
-def test_a_state_of_the_version_before_is_brought_up_to_date_and_told(tail: Tail, shipper: Shipper):
-    tail.append(0, 10)
-    assert run(shipper, "backfill", tail.file).returncode == 0
-    with closing(sqlite3.connect(shipper.state / "state.db")) as db:
-        db.executescript(BACK_TO_4)
-    assert "records: 10 read = 10 accepted" in ask(shipper)
 
 
 # Again and again --------------------------------------------------------------------------------------------------

@@ -30,12 +30,9 @@ from shipper.report.reconcile.attributing import attribute
 from shipper.state.affiliates import CountedAs, counted_as, read_key
 from shipper.state.ledger import LedgerRow, read_ledger
 from shipper.state.letters import Content
-from shipper.state.schema import SCHEMA_VERSION
 from shipper.state.store import Store
 from tests.cases import each
-from tests.older_state import BACK_TO_3, BACK_TO_6
 from tests.unit.test_codec import MISSING, event
-from tests.unit.test_letters import VERSION_1
 
 KEY: LedgerKey = ("2026-10-01T22", 11, "", "50121")
 OTHER: LedgerKey = ("2026-10-02T00", 12, "70012", "50234")
@@ -189,55 +186,6 @@ def test_a_part_of_the_ledger_that_is_damaged_is_an_error_that_says_so(
         db.execute("UPDATE ledger_parts SET data = ?", (damaged(data),))
     with pytest.raises(StateError, match="a part of its ledger is damaged"):
         read_ledger(tmp_path)
-
-
-def version_1(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(VERSION_1)
-
-
-def version_2(path: Path) -> None:
-    version_3(path)
-    columns = ("compression", "size", "ended_size", "ended_ns", "is_rotated")
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(
-            "DROP TABLE unreachable; DROP TABLE started_patterns; ALTER TABLE totals DROP COLUMN unreachable_bytes;"
-            + "".join(f"ALTER TABLE streams DROP COLUMN {name};" for name in columns)
-            + "PRAGMA user_version = 2"
-        )
-
-
-def version_6(path: Path) -> None:
-    with closing(Store(path.parent)) as store:
-        store.save([checkpoint(5, {KEY: 7}, read=10, duplicates=3, repeated={KEY: 3})], 1.0)
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(BACK_TO_6)
-
-
-def test_a_ledger_of_an_earlier_version_is_added_to(tmp_path: Path):
-    version_6(tmp_path / "state.db")
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(10, {KEY: 1, **spread(0, 1000)})], 1.0)
-    assert tables(tmp_path) == (1, 1)
-    assert kept(tmp_path) == {KEY: (8, 3), **dict.fromkeys(spread(0, 1000), (1, 0))}
-
-
-def version_3(path: Path) -> None:
-    Store(path.parent).close()
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(f"UPDATE totals SET read = 10, accepted = 7; {BACK_TO_3}")
-
-
-@pytest.mark.parametrize("make", [version_1, version_2, version_3])
-def test_a_state_of_an_earlier_version_gets_a_ledger_and_keeps_its_counts(tmp_path: Path, make: Any):
-    make(tmp_path / "state.db")
-    assert read_ledger(tmp_path) == [], "reading alone changes no tables"
-    with closing(Store(tmp_path)) as store:
-        assert (store.totals().read, store.totals().accepted) == (10, 7)
-        store.save([checkpoint(10, {KEY: 3})], 1.0)
-    assert kept(tmp_path) == {KEY: (3, 0)}
-    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
 
 
 def test_two_processes_read_beside_one_that_writes(tmp_path: Path):

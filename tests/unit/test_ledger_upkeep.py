@@ -1,4 +1,4 @@
-"""Whose names the ledger keeps, and for how long: hashes, erasure, retention, and ledgers of earlier versions."""
+"""Whose names the ledger keeps, and for how long: hashes, erasure, retention."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from shipper.model.errors import StateError
 from shipper.model.records import LedgerKey
 from shipper.state.affiliates import ERASED, KEY_FILE, are_identifiers, counted_as, read_key
 from shipper.state.ledger import kept_from, read_ledger
-from shipper.state.ledger_upkeep import packed, unpacked
 from shipper.state.store import Store
 from tests.cases import each
-from tests.older_state import BACK_TO_9
 from tests.unit.test_ledger import checkpoint, kept, names_of, spread, tables
 
 EMAIL = "canary.bird@example.com"
@@ -136,55 +134,6 @@ def test_a_link_in_the_place_of_the_key_is_not_followed(tmp_path: Path):
     (tmp_path / KEY_FILE).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StateError, match="symbolic link"):
         Store(tmp_path)
-
-
-# Earlier versions
-
-
-def of_version_9(directory: Path) -> None:
-    """A ledger with names as they came, in the table and in parts."""
-    sparse = of_person(spread(0, 1000))
-    with closing(Store(directory)) as store:
-        store.save([checkpoint(5, {OF_NUMBER: 3})], 1.0)
-        store.save([checkpoint(10, spread(0, 1000))], 1.0)
-    with closing(sqlite3.connect(directory / "state.db")) as db:
-        db.executescript(BACK_TO_9)
-        rows = [
-            (hour, 11, EMAIL, str(media), 2, 1) for media in range(500) for hour in ("2026-10-01T22", "2026-11-01T00")
-        ]
-        db.executemany("INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?)", rows)
-        columns = [*zip(*sparse, strict=True), [1] * 1000, [0] * 1000]
-        db.execute("INSERT INTO ledger_parts VALUES (NULL, ?, ?, ?)", (min(sparse)[0], max(sparse)[0], packed(columns)))
-        db.commit()
-    (directory / KEY_FILE).unlink()
-
-
-def test_an_earlier_ledger_loses_its_names_and_no_count(tmp_path: Path):
-    of_version_9(tmp_path)
-    assert everything(tmp_path).count(EMAIL.encode()) > 1000, "the case is not there"
-    with capture_logs() as logs:
-        Store(tmp_path).close()
-    assert logs == [], "no key was expected"
-    assert EMAIL.encode() not in everything(tmp_path)
-    assert counts(tmp_path, names_of(tmp_path)(EMAIL)) == (2000, 3000, 1000)
-    assert counts(tmp_path, "70012") == (1, 3, 0)
-    assert counts(tmp_path, "") == (1000, 1000, 0)
-
-
-def test_a_damaged_part_of_an_earlier_ledger_stops_no_shipping_and_is_told_to_who_reads(tmp_path: Path):
-    of_version_9(tmp_path)
-    with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-        db.execute("UPDATE ledger_parts SET data = x'00' WHERE id = 1")
-    with closing(Store(tmp_path)) as store:
-        store.save([checkpoint(20, {OF_NUMBER: 1})], 2.0)
-    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
-        (names,) = db.execute("SELECT group_concat(DISTINCT affiliate_id) FROM ledger").fetchone()
-        (data,) = db.execute("SELECT data FROM ledger_parts WHERE id = 2").fetchone()
-    named = names_of(tmp_path)(EMAIL)
-    assert set(names.split(",")) == {"70012", named}
-    assert set(unpacked(data)[2]) == {named}
-    with pytest.raises(StateError, match="a part of its ledger is damaged"):
-        read_ledger(tmp_path)
 
 
 # Erasure

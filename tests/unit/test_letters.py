@@ -1,4 +1,4 @@
-"""The dead letters in the state store: their quota, their end, their replay, and tables of an earlier version."""
+"""The dead letters in the state store: their quota, their end, their replay."""
 
 from __future__ import annotations
 
@@ -19,33 +19,9 @@ from shipper.model.records import Checkpoint, Chunk, Rejection, Stream
 from shipper.pipeline.erasure import Erasure
 from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
 from shipper.state.replay import Replay, ReplayStream
-from shipper.state.schema import LETTER_OVERHEAD_BYTES, SCHEMA_VERSION, consumer_id_of
+from shipper.state.schema import LETTER_OVERHEAD_BYTES, consumer_id_of
 from shipper.state.store import Store
 from tests.cases import each
-
-VERSION_1 = """
-CREATE TABLE streams (
-    stream_id INTEGER PRIMARY KEY, kind TEXT NOT NULL, path TEXT NOT NULL, device INTEGER NOT NULL,
-    inode INTEGER NOT NULL, checkpoint INTEGER NOT NULL, head_bytes INTEGER NOT NULL, head_digest BLOB NOT NULL,
-    marker_bytes INTEGER NOT NULL, marker_digest BLOB NOT NULL, updated_at REAL NOT NULL
-) STRICT;
-CREATE INDEX streams_by_inode ON streams (device, inode);
-CREATE TABLE totals (
-    one INTEGER PRIMARY KEY CHECK (one = 1), read INTEGER NOT NULL, accepted INTEGER NOT NULL,
-    dead_lettered INTEGER NOT NULL, duplicates INTEGER NOT NULL, youngest_stream_id INTEGER NOT NULL
-) STRICT;
-INSERT INTO totals VALUES (1, 10, 7, 2, 1, 4);
-CREATE TABLE dead_letters (
-    id INTEGER PRIMARY KEY, stream_id INTEGER NOT NULL, path TEXT NOT NULL, start_offset INTEGER NOT NULL,
-    end_offset INTEGER NOT NULL, rule TEXT NOT NULL, message TEXT NOT NULL, delivery TEXT NOT NULL,
-    event_id TEXT NOT NULL, raw BLOB NOT NULL, attempts INTEGER NOT NULL, first_at REAL NOT NULL, last_at REAL NOT NULL
-) STRICT;
-INSERT INTO dead_letters VALUES (3, 4, '/a', 10, 20, 'ip', 'no', 'invalid', 'e', x'FF7B7D', 0, 1.0, 2.0);
-INSERT INTO dead_letters
-VALUES (7, 4, '/a', 30, 60, 'json', 'no', 'invalid', '', CAST('{"ConsumerID": 42,' AS BLOB), 0, 1.0, 2.0);
-PRAGMA application_id = 1397246288;
-PRAGMA user_version = 1;
-"""
 
 
 def rejection(at: int = 0, raw: bytes = b"{}", rule: str = "ip", **changes: Any) -> Rejection:
@@ -98,62 +74,6 @@ def make(tmp_path: Path) -> Iterator[Any]:
 @pytest.fixture
 def store(make: Any) -> Store:
     return make()
-
-
-# Versions -----------------------------------------------------------------------------------------------------------
-
-
-def old_database(directory: Path) -> Path:
-    path = directory / "state.db"
-    with closing(sqlite3.connect(path)) as db:
-        db.executescript(VERSION_1)
-    return path
-
-
-def test_a_database_of_version_1_is_brought_up_to_date(tmp_path: Path, make: Any):
-    path = old_database(tmp_path)
-    assert open_letters(tmp_path) is None, "reading alone changes no tables"
-    store = make()
-    assert totals(tmp_path) | {"dead_letter_bytes": 0} == {
-        "one": 1, "read": 10, "accepted": 7, "dead_lettered": 2, "duplicates": 1, "youngest_stream_id": 4, "purged": 0,
-        "dead_letter_bytes": 0, "unreachable_bytes": 0,
-    }  # fmt: skip
-    second, first = store.letters.newest(EVERYTHING, 10)
-    assert (first.id, first.rule, first.consumer_id, first.status, first.raw_bytes) == (3, "ip", "", 0, 3)
-    assert (second.id, second.consumer_id, second.first_at, second.last_at) == (7, "42", 1.0, 2.0)
-    assert store.letters.content(3) == (b"", b"\xff{}")
-    with closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
-        made = dict(db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall())
-    assert "old_dead_letters" not in made
-    store.save([checkpoint(rejection())], 3.0)
-    assert store.letters.ids(EVERYTHING) == [3, 7, 8]
-
-
-def test_old_and_new_databases_have_the_same_columns(tmp_path: Path):
-    columns = []
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-        if name == "old":
-            old_database(tmp_path / name)
-        Store(tmp_path / name).close()
-        with closing(sqlite3.connect(tmp_path / name / "state.db")) as db:
-            columns.append(
-                [db.execute(f"PRAGMA table_info({table})").fetchall() for table in ("totals", "dead_letters")]
-            )
-    assert columns[0] == columns[1]
-
-
-def test_a_migration_that_fails_leaves_the_database_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    old_database(tmp_path)
-    monkeypatch.setattr("shipper.state.schema._STEPS", {1: "ALTER TABLE totals ADD COLUMN purged INTEGER; nonsense;"})
-    with pytest.raises(StateError, match="nonsense"):
-        Store(tmp_path)
-    monkeypatch.undo()
-    assert "purged" not in totals(tmp_path)
-    store = Store(tmp_path)
-    assert store.letters.ids(EVERYTHING) == [3, 7]
-    store.close()
 
 
 @pytest.mark.parametrize("spoil", [b"no database" * 1000, None])

@@ -18,6 +18,7 @@ import pytest
 from shipper.model.errors import ConfigError, StateError, StateInUseError
 from shipper.model.records import Checkpoint, Head, Rejection, Stream, digest
 from shipper.state.directory import locked_directory
+from shipper.state.schema import SCHEMA_VERSION, open_for_reading
 from shipper.state.store import Store
 
 
@@ -123,21 +124,30 @@ def foreign(path: Path) -> None:
     db.close()
 
 
-def newer(path: Path) -> None:
-    Store(path.parent).close()
-    db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 99")
-    db.commit()
-    db.close()
-
-
-@pytest.mark.parametrize("spoil", [garbage, foreign, newer])
+@pytest.mark.parametrize("spoil", [garbage, foreign])
 def test_a_database_that_is_not_ours_is_refused_and_left_as_it_is(tmp_path: Path, spoil: Any):
     path = tmp_path / "state.db"
     spoil(path)
     before = path.read_bytes()
     with pytest.raises(StateError, match="move it away"):
         Store(tmp_path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1, -1])
+def test_a_database_of_another_version_is_named_with_both_numbers_and_left_as_it_is(tmp_path: Path, number: int):
+    path = tmp_path / "state.db"
+    Store(tmp_path).close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute(f"PRAGMA user_version = {number}")
+    before = path.read_bytes()
+    for use in (Store, open_for_reading):
+        with pytest.raises(StateError) as caught:
+            use(tmp_path)
+        text = str(caught.value)
+        assert text.startswith(f"{path} cannot be used (its schema has number {number}, ")
+        assert f"needs number {SCHEMA_VERSION}: use the version that wrote it" in text
+        assert "move it away" in text
     assert path.read_bytes() == before
 
 

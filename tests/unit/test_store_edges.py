@@ -10,7 +10,7 @@ import pytest
 
 from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.state.directory import locked_directory
-from shipper.state.schema import understood
+from shipper.state.sqlite import understood
 from shipper.state.store import Store
 from tests.cases import each
 from tests.unit.test_store import checkpoint, dead_letters

@@ -16,7 +16,7 @@ from shipper.codec import Codec
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing
 from shipper.model.records import Chunk, Stream
-from shipper.state.schema import all_or_nothing
+from shipper.state.sqlite import all_or_nothing
 from shipper.state.stuck import StuckPlaces
 from shipper.status.board import Board
 from shipper.status.live import Live

@@ -72,9 +72,7 @@ def _seconds(text: str) -> float:
 def opened(settings: Settings) -> Iterator[Letters | None]:
     """Look at the dead letters; None if there is no state yet."""
     from shipper.state.letters import open_letters
-    from shipper.state.store import bring_state_up_to_date
 
-    bring_state_up_to_date(settings.state.directory)
     letters = open_letters(settings.state.directory)
     try:
         yield letters

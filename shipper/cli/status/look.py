@@ -15,7 +15,6 @@ from shipper.report.history import latest_fetch
 from shipper.sources.discovery import Patterns
 from shipper.sources.siblings import Siblings
 from shipper.state.directory import holder_of
-from shipper.state.store import bring_state_up_to_date
 from shipper.status.headline import open_line_bytes, unaccepted
 from shipper.status.live import Live
 from shipper.status.live_file import read_live
@@ -134,7 +133,6 @@ def look(settings: Settings, at: float, options: str = "") -> Look:
     process_id, live = holder_of(directory), read_live(directory)
     if process_id is None and live is not None and live.phase != "stopped":
         process_id = holder_of(directory)  # it may have started between the two
-    bring_state_up_to_date(directory)
     own, folder = settings.state.directory, live.working_directory if live else ""
     patterns = Patterns(settings.input.include, exclude=settings.input.exclude, own_directory=own, folder=folder)
     found = [each for each in patterns.find() if stat.S_ISREG(each.status.st_mode)]
