@@ -19,8 +19,7 @@ from shipper.model.errors import ShipperError, SourceError, StateError
 from shipper.model.records import Totals
 from shipper.pipeline import Pipeline, Summary
 from shipper.pipeline.opening import OpenState, opened_state
-from shipper.sources.fed import Fed
-from shipper.sources.given import Record, line_of, pieces_of
+from shipper.sources.feed import Feed, Record, line_of, pieces_of
 from shipper.sources.spool import Spool
 from shipper.state.store import Store
 from shipper.status.live import Live, Pause
@@ -93,7 +92,7 @@ class Shipper:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._fed: Fed | None = None
+        self._fed: Feed | None = None
         self._pipeline: Pipeline | None = None
         self._live: Live | None = None
         self._summary: Summary | None = None
@@ -164,7 +163,7 @@ class Shipper:
             raise SourceError("this Shipper has had its block; make another one")
         if not structlog.is_configured():
             configure_logs(self._settings.log.level, self._settings.log.format, now=time.monotonic)
-        self._fed = Fed()
+        self._fed = Feed()
         self._has_ended = anyio.Event()
         self._life = anyio.CancelScope(shield=True)  # a cancellation of the block does not keep it from draining
         self._tasks = anyio.create_task_group()
@@ -208,7 +207,7 @@ class Shipper:
             self._life.cancel()  # nothing is left to be cancelled, unless the wait was cut off in spite of the shield
             await self._tasks.__aexit__(None, None, None)
 
-    async def _run(self, fed: Fed) -> None:
+    async def _run(self, fed: Feed) -> None:
         """Lock the state directory and run the pipeline until the input ends or it is stopped."""
         try:
             with self._life, ExitStack() as held:
@@ -243,7 +242,7 @@ class Shipper:
             fed.end(self._error or SourceError(_ENDED))
             self._has_ended.set()
 
-    def _open(self, held: ExitStack, fed: Fed) -> tuple[OpenState, Spool]:
+    def _open(self, held: ExitStack, fed: Feed) -> tuple[OpenState, Spool]:
         state = held.enter_context(opened_state(self._settings))
         return state, state.spool(self._settings, fed, wall_time=time.time)
 

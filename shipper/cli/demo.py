@@ -100,8 +100,8 @@ def demo(
 def _backfill(settings: Settings, file: Path) -> Summary:
     from shipper.pipeline import Pipeline
     from shipper.pipeline.opening import opened_state
-    from shipper.sources.files import FilesOnce
     from shipper.sources.identity import StreamBook
+    from shipper.sources.once import FilesOnce
 
     with opened_state(settings) as state:
         book = StreamBook(

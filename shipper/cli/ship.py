@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from shipper.pipeline import Pipeline, Source, Summary
     from shipper.pipeline.opening import OpenState
     from shipper.sources.completion import Completion
-    from shipper.sources.files import FilesOnce, ReadBefore
-    from shipper.sources.followed import FilesFollowed
     from shipper.sources.identity import StreamBook
+    from shipper.sources.once import FilesOnce, ReadBefore
     from shipper.sources.spool import Spool
+    from shipper.sources.tail import FollowedFiles
     from shipper.status.board import Board
     from shipper.status.live import Live
 
@@ -97,12 +97,12 @@ def run(
 
     settings = read()
     set_up_logs(settings)
-    followed: list[FilesFollowed] = []
+    followed: list[FollowedFiles] = []
 
     def source(state: OpenState) -> Source:
         from shipper.sources.discovery import Patterns
-        from shipper.sources.follow import Follower
-        from shipper.sources.followed import FilesFollowed
+        from shipper.sources.follower import Follower
+        from shipper.sources.tail import FollowedFiles
 
         patterns = Patterns(
             settings.input.include,
@@ -121,7 +121,7 @@ def run(
             completion=_completion(settings, state),
             max_open=_descriptors_for_files(),
         )
-        followed.append(FilesFollowed(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds))
+        followed.append(FollowedFiles(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds))
         return followed[0]
 
     def apply(settings: Settings) -> None:
@@ -185,7 +185,7 @@ def backfill(
     count = checked_workers(workers, files)
 
     def source(state: OpenState) -> Source:
-        from shipper.sources.files import FilesOnce
+        from shipper.sources.once import FilesOnce
 
         return FilesOnce(
             files,
@@ -320,8 +320,8 @@ def ship(
     from shipper.cli.showing import showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state
-    from shipper.sources.files import FilesOnce
     from shipper.sources.joined import Joined
+    from shipper.sources.once import FilesOnce
     from shipper.sources.spool import Spool
 
     with (

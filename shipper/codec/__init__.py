@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from shipper.codec.codec import Codec, first_record
-from shipper.codec.columns import Columns
+from shipper.codec.columns import Columns, tally
 from shipper.codec.dedupe import DedupeWindow, key_of
 from shipper.codec.judge import is_from_the_future
 from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
-from shipper.codec.tally import tally
 
 __all__ = [
     "FIELD_RULES",

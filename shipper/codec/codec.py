@@ -18,13 +18,12 @@ from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from shipper.codec.columns import Columns
+from shipper.codec.columns import Columns, tally
 from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, DedupeWindow, key_of, keys_of
 from shipper.codec.judge import SEPARATOR, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
-from shipper.codec.tally import tally
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
 from shipper.model.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds

@@ -14,8 +14,8 @@ import structlog
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.endpoint import post_form
-from shipper.delivery.keeper import Keeper
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
+from shipper.delivery.token_cache import TokenCache
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
 from shipper.delivery.verdicts import Action
 from shipper.delivery.waits import epoch_s
@@ -79,7 +79,7 @@ class Credentials:
         else:
             assert settings.token is not None, "require_endpoint was not asked"
             source = SecretSource(settings.token, key=f"{section}.token", now=now, wall_time=wall_time)
-        self._token = Keeper(source, noun="token", now=now, rng=rng)
+        self._token = TokenCache(source, noun="token", now=now, rng=rng)
         assert settings.subscription_key is not None, "require_endpoint was not asked"
         pair = {
             f"{section}.subscription_key": settings.subscription_key,
@@ -90,7 +90,7 @@ class Credentials:
             for key, secret in pair.items()
             if secret is not None
         ]
-        self._keys = [Keeper(each, noun="key", now=now, rng=rng) for each in sources]
+        self._keys = [TokenCache(each, noun="key", now=now, rng=rng) for each in sources]
         self._index = 0
         self._refused_keys: set[str] = set()  # since the last acceptance
 

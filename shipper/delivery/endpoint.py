@@ -13,8 +13,8 @@ import anyio
 
 from shipper import __version__
 from shipper.config.settings import DeliverySettings, EndpointSettings
-from shipper.delivery.kept import Message
-from shipper.delivery.line import Line, parsed_url
+from shipper.delivery.connection import Connection, parsed_url
+from shipper.delivery.http import Message
 from shipper.delivery.no_answer import NoAnswerError
 from shipper.delivery.tls import make_ssl_context, without_client_certificate
 from shipper.delivery.verdicts import Answer
@@ -54,7 +54,7 @@ class Endpoint:
         ssl_context: ssl.SSLContext | None,
         now: Callable[[], float] = anyio.current_time,
     ) -> None:
-        self._line = Line(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
+        self._connection = Connection(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
         self._base_url = endpoint.base_url
         self._host = parsed_url(endpoint.base_url, key=f"{section}.base_url").netloc
         self._authorization: Authorization | None = None
@@ -69,7 +69,7 @@ class Endpoint:
     @property
     def certificate_expires_at(self) -> float | None:
         """When the certificate expires that the service showed last, seconds since the epoch; None without TLS."""
-        return self._line.certificate_expires_at
+        return self._connection.certificate_expires_at
 
     async def request(
         self,
@@ -96,7 +96,7 @@ class Endpoint:
         if authorization != self._authorization:
             self._headers = self._headers_with(authorization)
             self._authorization = authorization
-            self._line.distrust_headers()
+            self._connection.distrust_headers()
         headers = self._headers.copy()
         if body or method == "POST":
             headers.append((b"Content-Length", b"%d" % len(body)))
@@ -107,7 +107,9 @@ class Endpoint:
         await self._renew()
         url = self._base_url + path
         try:
-            return _answer(await self._line.exchange(method, url, headers, body, max_answer_bytes=max_answer_bytes))
+            return _answer(
+                await self._connection.exchange(method, url, headers, body, max_answer_bytes=max_answer_bytes)
+            )
         finally:
             self._used_at = self._now()
 
@@ -125,13 +127,13 @@ class Endpoint:
         """Close the connection from time to time, so that the service's address is looked up again."""
         now = self._now()
         if now - self._opened_at >= self._max_age_s or now - self._used_at >= _IDLE_S:
-            await self._line.aclose()
-        if not self._line.is_open:
+            await self._connection.aclose()
+        if not self._connection.is_open:
             self._opened_at = now
 
     async def aclose(self) -> None:
         """Close the connection; the next request opens one again."""
-        await self._line.aclose()
+        await self._connection.aclose()
 
 
 async def post_form(
@@ -166,13 +168,13 @@ async def post_form(
         (b"Content-Length", b"%d" % len(body)),
         _AGENT,
     ]
-    line = Line(
+    connection = Connection(
         url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_FORM_LIMIT_S, is_service=False
     )
     try:
-        return _answer(await line.exchange("POST", url, headers, body, max_answer_bytes=_FORM_ANSWER_BYTES))
+        return _answer(await connection.exchange("POST", url, headers, body, max_answer_bytes=_FORM_ANSWER_BYTES))
     finally:
-        await line.aclose()
+        await connection.aclose()
 
 
 def compressed(body: bytes) -> bytes:

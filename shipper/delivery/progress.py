@@ -9,7 +9,7 @@ from typing import Any
 
 import httpcore
 
-from shipper.delivery.kept import FRAMING, HEAD_MAX_BYTES
+from shipper.delivery.http import FRAMING, HEAD_MAX_BYTES
 
 
 class Stage(Enum):

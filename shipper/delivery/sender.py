@@ -24,8 +24,7 @@ from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, 
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.latency import Latencies
-from shipper.delivery.parcels import Parcel, merged_parcel
-from shipper.delivery.parting import event_ids, parts
+from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
 from shipper.model.records import Batch, Refusal
 from shipper.model.wire import INTAKE_PATH

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from shipper.codec import Codec, Columns, DedupeWindow, key_of, tally
 from shipper.codec.rules import ANY_TIME
 from shipper.config.settings import Settings
-from shipper.delivery.parting import event_in
+from shipper.delivery.parts import event_in
 from shipper.model.records import Checkpoint, Chunk, LedgerKey
 
 _PIECE_EVENTS = 1000

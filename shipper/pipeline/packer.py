@@ -12,7 +12,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from shipper.codec import Codec, Columns, latest_timestamp, tally
 from shipper.config.settings import Settings
-from shipper.delivery.parting import SentEvent, event_in, sent_event, sent_events
+from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.framing import CsvRows
 from shipper.model.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
 from shipper.pipeline.batching import Batcher, Deferred

@@ -35,7 +35,7 @@ from shipper.pipeline.in_workers import InWorkers
 from shipper.pipeline.middle import Middle
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
-from shipper.pipeline.saver import Keeper
+from shipper.pipeline.saver import StateStore
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.state.stuck import Place
@@ -103,7 +103,7 @@ class Pipeline:
         self,
         settings: Settings,
         source: Source,
-        store: Keeper,
+        store: StateStore,
         *,
         is_one_shot: bool,
         wall_time: Callable[[], float],

@@ -24,7 +24,7 @@ _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 
 
-class Keeper(Protocol):
+class StateStore(Protocol):
     """Where it is saved: the `Store`, or whoever has it."""
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
@@ -69,7 +69,7 @@ class Saver:
     def __init__(
         self,
         acks: Acks,
-        store: Keeper,
+        store: StateStore,
         settings: StateSettings,
         *,
         on_saved: Callable[[], Awaitable[None]],

@@ -9,7 +9,7 @@ import anyio
 
 from shipper.config.settings import StateSettings
 from shipper.model.errors import HeldBackError
-from shipper.pipeline.saver import Keeper, Saver
+from shipper.pipeline.saver import Saver, StateStore
 from shipper.state.acks import Acks
 
 MAX_HELD_BYTES: Final = 16 << 20
@@ -33,7 +33,7 @@ class Settlement:
 
     def __init__(
         self,
-        store: Keeper,
+        store: StateStore,
         settings: StateSettings,
         *,
         on_saved: Callable[[], Awaitable[None]],

@@ -25,7 +25,6 @@ from shipper.model.framing import CsvRows, Framing
 from shipper.model.records import Head, Stream, digest, shown
 from shipper.sources.content import Archive, Content, open_content
 from shipper.sources.discovery import Aside, nothing_aside
-from shipper.sources.generations import is_generation_of, looks_like_generation
 from shipper.sources.reader import (
     HEAD_BYTES,
     NDJSON,
@@ -37,6 +36,7 @@ from shipper.sources.reader import (
     first_bytes,
     likeness,
 )
+from shipper.sources.siblings import is_generation_of, looks_like_generation
 from shipper.system.permissions import DENIALS, obstacle
 from shipper.system.work import Piece, at_work, step
 

@@ -29,7 +29,7 @@ from shipper.sources.incoming import Incoming
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
 from shipper.sources.room import FULL_DISK, NoRoomError, check_disk, is_full
 from shipper.sources.segments import Segment, Segments
-from shipper.sources.standard_input import StandardInput
+from shipper.sources.stdin import StandardInput
 from shipper.system.work import Piece, at_work
 
 log = structlog.get_logger("sources")

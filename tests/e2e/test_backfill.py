@@ -219,7 +219,7 @@ def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, s
     for command in [("backfill", file), ("check",)]:
         result = shipper.run(*command, env={"PYTHONPROFILEIMPORTTIME": "1"})
         loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
-        assert {"shipper.delivery.line", "typer"} <= loaded
+        assert {"shipper.delivery.connection", "typer"} <= loaded
         packages = {name.partition(".")[0] for name in loaded if "." in name}
         assert not {"trio", "rich", "pygments", "click"} & packages  # what those bring along if they find it
     service.assert_holds_exactly(sample.ids[:1])

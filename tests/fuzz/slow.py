@@ -17,7 +17,7 @@ from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
-from shipper.delivery.kept import _Answer
+from shipper.delivery.http import _Answer
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
@@ -32,9 +32,9 @@ from shipper.report.document import read_report
 from shipper.report.exports import to_csv
 from shipper.report.ranges import DateRange
 from shipper.report.rows import Fetched, source_table
-from shipper.sources.generations import looks_like_generation
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import InputForm
+from shipper.sources.siblings import looks_like_generation
 from shipper.state.schema import consumer_id_of
 from shipper.system.addresses import host_of
 from tests.fuzz.engine import Target

@@ -45,7 +45,7 @@ from shipper.model.records import Batch, Chunk, Span, Stream
 from shipper.sandbox.samples import sample_lines
 from shipper.sources import reader as reader_module
 from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
+from shipper.sources.follower import Follower
 from shipper.sources.identity import StreamBook
 from shipper.state.acks import Acks
 from shipper.state.store import Store

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from shipper.model.records import Marker, Stream, digest
 from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
+from shipper.sources.follower import Follower
 from shipper.sources.identity import StreamBook
 
 ROTATE_WAIT_S = 5.0

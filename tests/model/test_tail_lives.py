@@ -24,7 +24,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shipper.model.records import Chunk
 from shipper.sources import reader as reader_module
 from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
+from shipper.sources.follower import Follower
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from tests.unit.test_following import settle

@@ -24,7 +24,7 @@ from trio.testing import MockClock
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.delivery.credentials import Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.keeper import Keeper
+from shipper.delivery.token_cache import TokenCache
 from shipper.delivery.token_sources import Token, expiring
 from shipper.model.errors import ConfigError
 from tests.cases import each
@@ -559,12 +559,12 @@ class OldTokens:
 def test_tokens_that_seem_old_are_used_and_their_source_is_not_asked_over_and_over(rng: Random):
     async def main() -> None:
         source = OldTokens()
-        keeper = Keeper(source, noun="token", now=anyio.current_time, rng=rng)
+        cache = TokenCache(source, noun="token", now=anyio.current_time, rng=rng)
         async with anyio.create_task_group() as group:
-            group.start_soon(keeper.run)
+            group.start_soon(cache.run)
             for _ in range(3600):
                 await anyio.sleep(1)
-                assert await keeper.get() == f"{source.fetches}"
+                assert await cache.get() == f"{source.fetches}"
             assert 30 < source.fetches < 240
             group.cancel_scope.cancel()
 

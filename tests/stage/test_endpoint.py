@@ -334,7 +334,7 @@ async def test_a_connection_that_is_closed_as_it_is_opened_is_a_connect_error(mo
         async def aclose(self) -> None:
             pass
 
-    monkeypatch.setattr("shipper.delivery.line.Line._new_transport", lambda _: Transport())
+    monkeypatch.setattr("shipper.delivery.connection.Connection._new_transport", lambda _: Transport())
     async with endpoint("http://127.0.0.1:1") as used:
         error = await failure(used)
     assert (error.cause, error.was_sent) == ("connect_error", False)

@@ -85,7 +85,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipeline]:
-    def make(source: Any, *scripts: Any, keeper: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
+    def make(source: Any, *scripts: Any, store_: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
         monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
         monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: next(endpoints))
@@ -94,7 +94,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
         return Pipeline(
             msgspec.structs.replace(made, state=state, records=RecordsSettings(mistake_limit=0)),
             source,
-            keeper or store,
+            store_ or store,
             is_one_shot=True,
             wall_time=lambda: NOW_S,
             rng=Random(1),
@@ -188,11 +188,11 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
         def open(self) -> None:
             self.is_open = True
 
-    keeper = Unwritable()
+    store_ = Unwritable()
     source = Records(refused)
-    pipeline = make(source, [], keeper=keeper, interval_s=0.05)
+    pipeline = make(source, [], store_=store_, interval_s=0.05)
     summary = await assert_waits_within_the_budget(
-        pipeline, source, keeper.open, is_obstructed=lambda: pipeline._saver.obstacle.reason
+        pipeline, source, store_.open, is_obstructed=lambda: pipeline._saver.obstacle.reason
     )
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK

@@ -27,8 +27,8 @@ from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Backlog, Chunk, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
-from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
+from shipper.sources.once import FilesOnce
 from shipper.state.store import Store
 from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer

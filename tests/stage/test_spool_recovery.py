@@ -17,7 +17,7 @@ import pytest
 from shipper.model.errors import SourceError, StateError
 from shipper.model.records import Chunk, Marker, Stream
 from shipper.sources import spool as spool_module
-from shipper.sources.fed import Fed
+from shipper.sources.feed import Feed
 from shipper.sources.spool import Spool
 from tests.e2e.surroundings import small_disk
 from tests.spooling import spooling
@@ -309,7 +309,7 @@ async def test_what_could_not_be_forced_to_disk_is_never_taken_for_kept(
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
-    fed = Fed()
+    fed = Feed()
     spool = bench.spool(0, fsync="always")
     spool._input = fed
     outcomes: list[object] = []

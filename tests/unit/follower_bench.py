@@ -10,7 +10,7 @@ from typing import Any
 
 from shipper.model.records import MARKER_BYTES, Checkpoint, Chunk, shown
 from shipper.sources.discovery import Patterns
-from shipper.sources.follow import Follower
+from shipper.sources.follower import Follower
 from shipper.sources.identity import StreamBook
 from shipper.state.store import Store
 from shipper.status.overview import Overview, Present, look_at

@@ -25,9 +25,9 @@ from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
-from shipper.delivery.kept import _Answer
+from shipper.delivery.http import _Answer
 from shipper.delivery.oauth2 import OAuth2Source
-from shipper.delivery.parting import halves
+from shipper.delivery.parts import halves
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
 from shipper.delivery.waits import asked_wait_s
@@ -42,10 +42,10 @@ from shipper.report.exports import to_csv
 from shipper.report.rows import Fetched, source_table
 from shipper.sources.content import open_content
 from shipper.sources.discovery import absolute, expanded
-from shipper.sources.generations import looks_like_generation, sibling_of
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import READ_BYTES, InputForm, StreamReader
 from shipper.sources.segments import form_of
+from shipper.sources.siblings import looks_like_generation, sibling_of
 from shipper.state.affiliates import are_identifiers, counted_as
 from shipper.state.letters import whole_number
 from shipper.state.schema import consumer_id_of

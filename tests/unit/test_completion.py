@@ -10,8 +10,8 @@ import anyio
 
 from shipper.model.records import Chunk, Stream
 from shipper.sources.completion import Completion, Outcome
-from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
+from shipper.sources.once import FilesOnce
 from shipper.state.store import Store
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shipper.sources.generations import Sibling, is_generation_of, looks_like_generation, sibling_of
+from shipper.sources.siblings import Sibling, is_generation_of, looks_like_generation, sibling_of
 from tests.cases import each
 
 APPENDED = [

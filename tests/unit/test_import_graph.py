@@ -87,7 +87,7 @@ def test_the_core_is_pure(path: Path):
 
 def test_the_http_library_stands_behind_the_connection():
     users = {str(path.relative_to(ROOT)) for path in MODULES if {"httpx", "httpcore"} & imports_of(path)}
-    assert users == {"delivery/line.py", "delivery/kept.py", "delivery/progress.py"}
+    assert users == {"delivery/connection.py", "delivery/http.py", "delivery/progress.py"}
 
 
 def test_only_the_command_line_reads_the_clock_of_the_wall():

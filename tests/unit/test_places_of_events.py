@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shipper.codec import Codec
 from shipper.config.settings import RecordsSettings
-from shipper.delivery.parting import halves, merged, parts
+from shipper.delivery.parts import halves, merged, parts
 from shipper.model.framing import LINES as ONE_A_LINE
 from shipper.model.framing import BatchElements, CsvRows, Framing
 from shipper.model.records import Batch, Chunk, EncodedChunk, Stream

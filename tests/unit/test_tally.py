@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.codec import Columns, tally
-from shipper.delivery.parting import SentEvent
+from shipper.delivery.parts import SentEvent
 from shipper.model.wire import ActivityEvent
 from tests.unit.test_codec import event
 

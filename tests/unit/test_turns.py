@@ -13,8 +13,8 @@ import pytest
 
 from shipper.model.records import Chunk
 from shipper.sources.content import Archive, Plain, open_content
-from shipper.sources.files import FilesOnce
 from shipper.sources.identity import StreamBook
+from shipper.sources.once import FilesOnce
 from shipper.sources.reader import READ_BYTES
 from shipper.system.work import Piece, at_work
 from tests.cases import each

@@ -1,4 +1,4 @@
-"""Takes batches apart: an event of a body is found as exactly the bytes that were sent. Pure."""
+"""Splits batches, and merges what is left of them; an event keeps exactly the bytes that were sent. Pure."""
 
 from __future__ import annotations
 
@@ -98,4 +98,45 @@ def _batch(batch: Batch, indexes: Sequence[int], raws: list[Raw], places: list[t
         body=BODY_HEAD + b",".join(bytes(raws[index]) for index in indexes) + BODY_TAIL,
         events=len(indexes),
         parts=[(span, [ordinal for _, ordinal in run]) for span, run in runs],
+    )
+
+
+class Parcel(Struct, eq=False):
+    """
+    A batch, or what is left of it, on its way.
+
+    Attributes:
+        attempts: How often its events were sent.
+        is_ambiguous: An attempt had no answer that tells whether it was taken.
+        sibling: The other part of a batch that was refused: if this one is accepted, the guilty record is in there.
+        is_suspect: Known to hold the record that is refused; split it before sending.
+        is_refused: It was one record, which is a dead letter now.
+        is_plain: It is not compressed, as its compression may be what the service refuses.
+    """
+
+    batch: Batch
+    attempts: int = 0
+    is_ambiguous: bool = False
+    sibling: Parcel | None = None
+    is_suspect: bool = False
+    is_refused: bool = False
+    is_plain: bool = False
+
+    def parted(self, batches: Sequence[Batch]) -> list[Parcel]:
+        """Make parcels of its parts."""
+        return [Parcel(batch, self.attempts, self.is_ambiguous) for batch in batches]
+
+    def halved(self, *, is_refused: bool) -> list[Parcel]:
+        """Make two parcels of it; `is_refused`: one of them must hold a record that is refused."""
+        first, second = self.parted(halves(self.batch))
+        first.sibling = second if is_refused else None
+        return [first, second]
+
+
+def merged_parcel(parcels: Sequence[Parcel]) -> Parcel:
+    """Make one parcel of what is left of a batch."""
+    return Parcel(
+        merged([parcel.batch for parcel in parcels]),
+        max(parcel.attempts for parcel in parcels),
+        any(parcel.is_ambiguous for parcel in parcels),
     )

@@ -16,7 +16,7 @@ from shipper.config.settings import InputSettings
 from shipper.model.errors import StateError, StateUnwritableError
 from shipper.model.records import Backlog, Chunk
 from shipper.sources.discovery import Patterns, Watched
-from shipper.sources.follow import Follower
+from shipper.sources.follower import Follower
 from shipper.sources.turns import Turns
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _WATCH_MS: Final = 5000
 _LEAVE_LIMIT_S: Final = 30.0
 
 
-class FilesFollowed:
+class FollowedFiles:
     """
     Follows growing files until it is cancelled.
 
@@ -59,7 +59,7 @@ class FilesFollowed:
         self._turns = Turns()
 
     def __repr__(self) -> str:
-        return f"<FilesFollowed {self._follower!r}>"
+        return f"<FollowedFiles {self._follower!r}>"
 
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send chunks as they appear; ends only by cancellation."""

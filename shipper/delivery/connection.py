@@ -18,7 +18,7 @@ import httpx
 
 from shipper.config.secrets import resolve_secret
 from shipper.config.settings import DeliverySettings, EndpointSettings
-from shipper.delivery.kept import VERSIONS, KeptConnection, Message, NotHttpError, is_kept, told_by
+from shipper.delivery.http import VERSIONS, KeptConnection, Message, NotHttpError, is_kept, told_by
 from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress, Stage
 from shipper.delivery.tls import certificate_expiry, is_https, proxy_context, tls_context
@@ -33,7 +33,7 @@ _TransportErrors: Final = (
 _parsed = lru_cache(maxsize=64)(httpx.URL)
 
 
-class Line:
+class Connection:
     """
     One connection after the other, and what happens on them.
 

@@ -15,12 +15,11 @@ from shipper.model.errors import SourceError
 from shipper.model.records import Stream, shown
 from shipper.sources.completion import KEEP, Completion, Outcome
 from shipper.sources.discovery import Found, Patterns, names
-from shipper.sources.generations import looks_like_generation, sibling_of
 from shipper.sources.identity import Place, StreamBook, UndecidedError, folders_of, not_regular, note_name
 from shipper.sources.open_files import OpenFile, OpenFiles, Signature, signature
 from shipper.sources.reader import StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
-from shipper.sources.siblings import Siblings
+from shipper.sources.siblings import Siblings, looks_like_generation, sibling_of
 from shipper.system.work import Piece, at_work, step
 
 log = structlog.get_logger("sources")

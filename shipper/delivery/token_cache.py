@@ -28,7 +28,7 @@ class _Fetch:
         self.error: NoTokenError | None = None
 
 
-class Keeper:
+class TokenCache:
     """
     Args:
         noun: For the names of log events.
@@ -60,7 +60,7 @@ class Keeper:
         self._has_told_expiry = False
 
     def __repr__(self) -> str:
-        return f"<Keeper {self.name} {'failing' if self._told_reason else 'good' if self._token else 'empty'}>"
+        return f"<TokenCache {self.name} {'failing' if self._told_reason else 'good' if self._token else 'empty'}>"
 
     @property
     def wall_expires_at(self) -> float | None:
