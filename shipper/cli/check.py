@@ -16,18 +16,16 @@ import typer
 
 from shipper.cli import load_http_client
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     plain,
     print_json,
     reader_may_leave,
     run_async,
+    with_settings_options,
 )
 from shipper.config.load import Written
 from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
-from shipper.config.settings import EndpointSettings, Settings, load_written, require_endpoint, settings_from
+from shipper.config.settings import EndpointSettings, Settings, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.status.logs import configure_logs
 from shipper.system.permissions import obstacle, whose
@@ -41,6 +39,7 @@ _WIDTH: Final = len("intake.client_certificate")
 _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 
 
+@with_settings_options
 def check(
     online: Annotated[
         bool, typer.Option("--online", help="Go the way to the service, too; nothing is written.")
@@ -52,10 +51,8 @@ def check(
         int | None, typer.Option("--account", min=1, metavar="N", help="Whose report of yesterday is asked for.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON document.")] = False,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Check configuration, secrets and state directory and, with --online, each step to the service by itself.
@@ -70,7 +67,7 @@ def check(
     load_http_client()
     findings = _Findings(is_json=json)
     with reader_may_leave():
-        settings = _settings(findings, config, overrides, log_level, log_format)
+        settings = _settings(findings, options)
         if settings is not None:
             _check_state(settings, findings)
             _check_input(settings, findings)
@@ -121,22 +118,15 @@ class _Findings:
 # The configuration ---------------------------------------------------------------------------------------------------
 
 
-def _settings(
-    findings: _Findings,
-    config: Path | None,
-    overrides: list[str] | None,
-    log_level: str | None,
-    log_format: str | None,
-) -> Settings | None:
-    flags = {"log.level": log_level, "log.format": log_format}
+def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
     try:
-        written = load_written(config_path=config, environ=os.environ, overrides=overrides or (), flags=flags)
+        written = options.load()
         settings = settings_from(written, environ=os.environ)
     except ConfigError as error:
         findings.add("fail", "configuration", str(error))
         return None
     # What is found out is told as items; as logs, it would be told twice.
-    configure_logs(settings.log.level if log_level else "error", settings.log.format, now=time.monotonic)
+    configure_logs(settings.log.level if options.log_level else "error", settings.log.format, now=time.monotonic)
     secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
     findings.width = max([_WIDTH, *map(len, secrets)])
     findings.add("ok", "configuration", _sources(written))

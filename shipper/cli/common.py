@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal, TextIO, TypeVar, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
 import structlog
 import typer
 
+from shipper.config.load import Written
 from shipper.config.settings import Settings, literal_secrets, load_written, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
@@ -42,56 +45,79 @@ LogFormatOption = Annotated[str | None, typer.Option("--log-format", metavar="FO
 Needed = Literal["intake", "report"]
 
 
-def settings_reader(
-    config: Path | None,
-    overrides: list[str] | None,
-    log_level: str | None,
-    log_format: str | None,
-    needs: Needed | None = None,
-    rate: float | None = None,
-) -> Callable[[], Settings]:
+class SettingsOptions(NamedTuple):
+    """The options of every command that reads the settings, as they were given."""
+
+    config: Path | None = None
+    overrides: list[str] | None = None
+    log_level: str | None = None
+    log_format: str | None = None
+
+    def load(self, rate: float | None = None) -> dict[str, Written]:
+        """
+        Load every key that is written somewhere.
+
+        Args:
+            rate: What was given as --rate.
+        """
+        flags = {
+            "log.level": self.log_level,
+            "log.format": self.log_format,
+            "delivery.rate_limit_events_per_second": rate,
+        }
+        return load_written(config_path=self.config, environ=os.environ, overrides=self.overrides or (), flags=flags)
+
+
+_SETTINGS_OPTIONS: Final = {
+    "config": ConfigOption,
+    "overrides": SetOption,
+    "log_level": LogLevelOption,
+    "log_format": LogFormatOption,
+}
+
+
+def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --config, --set, --log-level and --log-format to a command, which takes them as the keyword `options`."""
+
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        options = SettingsOptions(**{name: arguments.pop(name) for name in _SETTINGS_OPTIONS})
+        command(**arguments, options=options)
+
+    own = inspect.signature(command, eval_str=True)
+    parameters = [parameter for name, parameter in own.parameters.items() if name != "options"]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _SETTINGS_OPTIONS.items()
+    ]
+    run.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def read_settings(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:
     """
-    Make what reads the settings as a command line says, each time it is called.
+    Read the settings as a command line says.
 
     Args:
-        needs: The endpoint that the command cannot do without.
+        needs: The endpoint that the command requires.
         rate: What was given as --rate.
-    """
-    flags = {
-        "log.level": log_level,
-        "log.format": log_format,
-        "delivery.rate_limit_events_per_second": rate,
-    }
-
-    def read() -> Settings:
-        written = load_written(config_path=config, environ=os.environ, overrides=overrides or (), flags=flags)
-        settings = settings_from(written, environ=os.environ)
-        if needs is not None:
-            try:
-                require_endpoint(settings, needs)
-            except ConfigError as error:
-                sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
-                raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
-        return settings
-
-    return read
-
-
-def prepare(
-    config: Path | None,
-    overrides: list[str] | None,
-    log_level: str | None,
-    log_format: str | None,
-    needs: Needed | None = None,
-    rate: float | None = None,
-) -> Settings:
-    """
-    Read the settings and set up the logs; arguments as for `settings_reader`.
-
     Raises:
         ConfigError: The first thing that is wrong with a setting.
     """
-    settings = settings_reader(config, overrides, log_level, log_format, needs, rate)()
+    written = options.load(rate)
+    settings = settings_from(written, environ=os.environ)
+    if needs is not None:
+        try:
+            require_endpoint(settings, needs)
+        except ConfigError as error:
+            sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
+            raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
+    return settings
+
+
+def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:
+    """Read the settings and set up the logs; arguments and errors as for `read_settings`."""
+    settings = read_settings(options, needs, rate)
     set_up_logs(settings, uses_secrets=needs is not None)
     return settings
 

@@ -12,15 +12,13 @@ import msgspec
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     confirm,
     prepare,
     reader_may_leave,
     say,
     several,
+    with_settings_options,
 )
 from shipper.cli.report.options import OptionalEndArgument, OptionalStartArgument
 from shipper.cli.report.output import write
@@ -41,6 +39,7 @@ TimezoneOption = Annotated[
 ]
 
 
+@with_settings_options
 def ledger(
     start: OptionalStartArgument = None,
     end: OptionalEndArgument = None,
@@ -54,10 +53,8 @@ def ledger(
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before an erasure.")] = False,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Show what the service accepted, by day, brand, affiliate and media (the digits of the BTag).
@@ -73,7 +70,7 @@ def ledger(
 
     only = _range(start, end)
     days = days_of_zone(timezone)
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     if erase_affiliate is not None:
         if only is not None:
             raise typer.BadParameter("--erase-affiliate erases on all days; leave out START and END")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
+from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
 from shipper.cli.report.checking import check
 from shipper.cli.report.gathering import gather, tell_failures
@@ -51,6 +51,7 @@ _NOT_KEPT: Final = "their counts are past state.ledger_retention_days"
 _MAY_HAVE_ARRIVED: Final = ("rejected", "ambiguous")  # dead letters of these classes were sent
 
 
+@with_settings_options
 def reconcile(
     account: AccountArgument,
     start: StartArgument,
@@ -91,10 +92,8 @@ def reconcile(
     everything: Annotated[bool, typer.Option("--all", help="List also what agrees, and what is of others.")] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Compare the registrations in an account's report with what the service accepted, and say what explains differences.
@@ -117,7 +116,7 @@ def reconcile(
     days = days_of_zone(timezone)
     share = _share(alarm_below)
     target = checked_target(output, form)
-    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    settings = prepare(options, needs="report")
     check_installed(form)
     owners = _owners(settings, account)
     for day in wanted:

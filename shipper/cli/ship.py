@@ -18,21 +18,19 @@ import typer
 
 from shipper.cli import load_http_client
 from shipper.cli.common import (
-    ConfigOption,
     ListenOption,
-    LogFormatOption,
-    LogLevelOption,
     RateOption,
-    SetOption,
+    SettingsOptions,
     on_one_line,
     prepare,
     print_json,
+    read_settings,
     reader_may_leave,
     run_async,
     say,
     set_up_logs,
-    settings_reader,
     several,
+    with_settings_options,
 )
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
@@ -71,12 +69,8 @@ _MOST_DESCRIPTORS = 1024
 _OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that is opened twice while it is identified
 
 
-def run(
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
-) -> None:
+@with_settings_options
+def run(*, options: SettingsOptions) -> None:
     """
     Follow the files of input.include as they grow, until SIGTERM or Ctrl-C; for months, beside an application.
 
@@ -86,10 +80,9 @@ def run(
 
     Example: shipper run --config /etc/shipper/shipper.toml
     """
-    read_settings = settings_reader(config, overrides, log_level, log_format, needs="intake")
 
     def read() -> Settings:
-        settings = read_settings()
+        settings = read_settings(options, needs="intake")
         if not settings.input.include:
             message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input]'
             raise ConfigError(message, key="input.include")
@@ -132,14 +125,13 @@ def run(
     raise typer.Exit(ship("run", settings, source, is_one_shot=False, form="text", listen=listen, reload=(read, apply)))
 
 
+@with_settings_options
 def pipe(
     summary: SummaryOption = "text",
     rate: RateOption = None,
     listen: ListenOption = "",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Ship standard input to its end.
@@ -152,7 +144,7 @@ def pipe(
     form = checked_form(summary)
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
-    settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
+    settings = prepare(options, needs="intake", rate=rate)
     check_listen_address(listen, key="--listen")
 
     def source(state: OpenState) -> Source:
@@ -161,16 +153,15 @@ def pipe(
     raise typer.Exit(ship("pipe", settings, source, is_one_shot=True, form=form, listen=listen))
 
 
+@with_settings_options
 def backfill(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
     summary: SummaryOption = "text",
     workers: WorkersOption = "1",
     rate: RateOption = None,
     listen: ListenOption = "",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Ship files to their end. Run again, it goes on where it was; what is delivered is not sent twice.
@@ -178,7 +169,7 @@ def backfill(
     Example: shipper backfill 'exports/*.ndjson' --summary json
     """
     form = checked_form(summary)
-    settings = prepare(config, overrides, log_level, log_format, needs="intake", rate=rate)
+    settings = prepare(options, needs="intake", rate=rate)
     check_listen_address(listen, key="--listen")
     _put_back_unfinished(paths)
     files = named_files(paths, settings)

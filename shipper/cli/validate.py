@@ -14,16 +14,14 @@ import msgspec
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     on_one_line,
     plain,
     prepare,
     print_json,
     reader_may_leave,
     several,
+    with_settings_options,
 )
 from shipper.cli.ship import named_files
 from shipper.config.settings import Settings
@@ -37,13 +35,12 @@ _NAMES_SHOWN = 20
 _SHAPE_CHARACTERS = 60
 
 
+@with_settings_options
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...|-", help="Files, globs or folders; - for stdin.")],
     form: Annotated[str, typer.Option("--format", metavar="FORM", help="text or json.")] = "text",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Check records as the pipeline would, without sending anything.
@@ -56,7 +53,7 @@ def validate(
     """
     if form not in {"text", "json"}:
         raise typer.BadParameter(f"{form!r} is no format; there are: text, json", param_hint="--format")
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     check = _Check(settings)
     for path in paths:
         if path == "-":

@@ -10,16 +10,14 @@ import msgspec
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     on_one_line,
     plain,
     prepare,
     print_json,
     reader_may_leave,
     say,
+    with_settings_options,
 )
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
@@ -37,6 +35,7 @@ if TYPE_CHECKING:
     from shipper.state.letters import DeadLetter
 
 
+@with_settings_options
 def show_list(
     reason: ReasonOption = "",
     since: SinceOption = "",
@@ -46,10 +45,8 @@ def show_list(
     form: Annotated[
         str, typer.Option("--format", metavar="FORM", help="text, or json: one object a line, without the record.")
     ] = "text",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     List the dead letters, newest first, and count all that match by reason. Works while a shipper runs.
@@ -59,7 +56,7 @@ def show_list(
     if form not in {"text", "json"}:
         raise typer.BadParameter(f"{form!r} is not a format; there are: text, json")
     selection = selection_of(reason, since, path, delivery)
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     with opened(settings) as letters:
         counts = letters.count_by_rule(selection) if letters else {}
         found = letters.newest(selection, limit) if letters else []
@@ -75,19 +72,18 @@ def show_list(
         sys.stdout.flush()
 
 
+@with_settings_options
 def show(
     ids: Annotated[list[int], typer.Argument(metavar="ID...", help="As `dead-letters list` shows them.")],
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Show all that is known of dead letters, with the record as it came. That holds personal data.
 
     Example: shipper dead-letters show 17
     """
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     missing = []
     with opened(settings) as letters, reader_may_leave():
         for letter_id in ids:
@@ -102,15 +98,14 @@ def show(
         raise typer.BadParameter(f"no dead letter {', '.join(missing)}; there are: shipper dead-letters list")
 
 
+@with_settings_options
 def export(
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = "",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Write the records to standard output as they came, one a line, oldest first; rows of CSV behind their header. Works
@@ -120,7 +115,7 @@ def export(
     """
     selection = selection_of(reason, since, path, delivery)
     whole = msgspec.structs.replace(selection, is_whole=True)
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     with opened(settings) as letters:
         if letters is None:
             say(none_found(selection))

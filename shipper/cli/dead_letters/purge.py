@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, confirm, prepare, say, several
+from shipper.cli.common import SettingsOptions, confirm, prepare, say, several, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -26,6 +26,7 @@ _NAMED_MAX = 100
 _LEFT_TO_DO = 4  # the exit code
 
 
+@with_settings_options
 def purge(
     ids: Annotated[
         list[int] | None, typer.Argument(metavar="[ID]...", help="Only these, as `dead-letters list` shows them.")
@@ -43,10 +44,8 @@ def purge(
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Delete dead letters for good. They stay counted. Works while a shipper runs, except for --consumer-id.
@@ -70,7 +69,7 @@ def purge(
         raise typer.BadParameter("name which ones, such as --older-than 90, or say --all")
     elif has_filter and everything:
         raise typer.BadParameter("--all goes with no filter; leave out one of them")
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     if consumer_id is not None:
         _erase(settings, consumer_id, yes=yes)
     else:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace as replaced
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, RateOption, SetOption, prepare
+from shipper.cli.common import RateOption, SettingsOptions, prepare, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -33,6 +33,7 @@ _PIECE_LINES = 1000
 _EXAMPLES_PER_RULE = 5
 
 
+@with_settings_options
 def replay(
     reason: ReasonOption = "",
     since: SinceOption = "",
@@ -42,10 +43,8 @@ def replay(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be sent and what would fail.")] = False,
     summary: SummaryOption = "text",
     rate: RateOption = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Send dead letters once more, oldest first, by the settings of now; what is accepted is no dead letter any more.
@@ -59,7 +58,7 @@ def replay(
     if dry_run and form == "json":
         raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
-    settings = prepare(config, overrides, log_level, log_format, needs=None if dry_run else "intake", rate=rate)
+    settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
     from shipper.state.directory import holder_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from shipper.cli.common import ConfigOption, LogFormatOption, LogLevelOption, SetOption, prepare, run_async, say
+from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
 from shipper.cli.report import checking
 from shipper.cli.report.gathering import gather, tell_failures
 from shipper.cli.report.keeping import read
@@ -45,6 +45,7 @@ class _Shown(NamedTuple):
     unknown_fields: tuple[str, ...]
 
 
+@with_settings_options
 def show(
     words: WordsArgument,
     accounts: AccountsOption = None,
@@ -62,10 +63,8 @@ def show(
     checks: ChecksOption = False,
     strict: StrictOption = False,
     tolerance: ToleranceOption = "0.01",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Fetch the affiliate daily report and show it.
@@ -84,7 +83,7 @@ def show(
     amount = tolerance_of(tolerance)
     separator = checked_delimiter(delimiter, form, has_bom=bom)
     out = Output(form, checked_target(output, form), separator, bom, is_one=len(parts) == 1)
-    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    settings = prepare(options, needs="report")
     _check_installed(form)
 
     with _history(settings, form) as history:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     prepare,
     run_async,
     say,
+    with_settings_options,
 )
 from shipper.cli.report import checking
 from shipper.cli.report.gathering import gather, tell_failures
@@ -61,6 +59,7 @@ class _Fetched(NamedTuple):
     unknown_fields: tuple[str, ...]
 
 
+@with_settings_options
 def fetch(
     words: WordsArgument,
     accounts: AccountsOption = None,
@@ -71,10 +70,8 @@ def fetch(
     checks: ChecksOption = False,
     strict: StrictOption = False,
     tolerance: ToleranceOption = "0.01",
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Fetch reports and keep every version of them in the state directory; tell which are new, unchanged or restated.
@@ -85,7 +82,7 @@ def fetch(
     """
     parts = selected(words, accounts, accounts_file, split)
     amount = tolerance_of(tolerance)
-    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    settings = prepare(options, needs="report")
     with opened(settings) as history:
 
         def use(part: Part, fetched: FetchedReport) -> _Fetched:
@@ -104,14 +101,13 @@ def fetch(
     raise typer.Exit(3 if strict and calls else 0)
 
 
+@with_settings_options
 def history(
     account: AccountArgument,
     start: OptionalStartArgument = None,
     end: OptionalEndArgument = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     List the versions that are kept of an account's reports: of all, or of those within START and END.
@@ -120,7 +116,7 @@ def history(
     """
     if (start is None) != (end is None):
         raise typer.BadParameter("give START and END, or neither")
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     with opened(settings) as kept:
         versions = _versions(kept, account, start, end)
         table = _table(kept, versions)
@@ -130,6 +126,7 @@ def history(
         say(f"no report of account {account} is kept; keep some with: shipper report fetch")
 
 
+@with_settings_options
 def diff(
     account: AccountArgument,
     start: StartArgument,
@@ -138,17 +135,15 @@ def diff(
         tuple[int, int] | None,
         typer.Option("--versions", metavar="A B", help="Which two, as `history` numbers them; else the latest two."),
     ] = None,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Show which fields were restated, old and new, in the reports that are kept of the periods within START and END.
 
     Example: shipper report diff 1001 2026-10-01 2026-10-31
     """
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(options)
     with opened(settings) as kept:
         versions = _versions(kept, account, start, end)
         if not versions:

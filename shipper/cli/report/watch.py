@@ -9,12 +9,10 @@ from typing import Annotated
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
+    SettingsOptions,
     prepare,
     run_async,
+    with_settings_options,
 )
 from shipper.cli.report.gathering import open_client
 from shipper.cli.report.keeping import opened
@@ -29,6 +27,7 @@ from shipper.cli.report.options import (
 )
 
 
+@with_settings_options
 def watch(
     words: WordsArgument,
     accounts: AccountsOption = None,
@@ -51,10 +50,8 @@ def watch(
     ] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Fetch reports again and again until SIGTERM or Ctrl-C, keep every version, and tell when one was restated.
@@ -67,7 +64,7 @@ def watch(
 
     parts = selected(words, accounts, accounts_file, split)
     hook = _checked_hook(on_change)
-    settings = prepare(config, overrides, log_level, log_format, needs="report")
+    settings = prepare(options, needs="report")
     with opened(settings) as history:
 
         async def run() -> int:

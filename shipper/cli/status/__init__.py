@@ -17,6 +17,7 @@ from shipper.cli.common import (
     LogFormatOption,
     LogLevelOption,
     SetOption,
+    SettingsOptions,
     plain,
     prepare,
     reader_may_leave,
@@ -62,7 +63,7 @@ def status(
     from shipper.cli.status.rendering import report
     from shipper.cli.status.watching import watch
 
-    settings = prepare(config, overrides, log_level, log_format)
+    settings = prepare(SettingsOptions(config, overrides, log_level, log_format))
     options = _options_of_state(config, overrides or ())
 
     def as_json(seen: Look) -> str:
