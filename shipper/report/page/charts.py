@@ -178,57 +178,6 @@ def bar(value: Decimal | None, values: Sequence[Decimal | None], color: str) -> 
     )
 
 
-def funnel(shares: Sequence[float], color: str, *, row_px: int) -> Html:
-    """
-    Draw the steps of a funnel under each other, each joined to the next.
-
-    Args:
-        shares: Width of each step, 0..1.
-        row_px: From one step to the next.
-    """
-    bar_px = row_px * 0.52
-    widths = [max(share * 100, _LEAST_PERCENT) if share else 0.0 for share in shares]
-    parts = []
-    for index, (upper, lower) in enumerate(zip(widths, [*widths[1:], 0.0], strict=True)):
-        top = index * row_px
-        if index + 1 < len(widths):
-            points = f"0,{top} {upper:.2f},{top + bar_px:.2f} {lower:.2f},{top + row_px} 0,{top + row_px}"
-            parts.append(tag("polygon", points=points, class_=f"{color} joint"))
-        parts.append(tag("rect", x="0", y=top, width=upper, height=bar_px, class_=color))
-    height = round((len(widths) - 1) * row_px + bar_px)
-    return tag(
-        "svg",
-        *parts,
-        viewBox=f"0 0 100 {height}",
-        preserveAspectRatio="none",
-        width="100%",
-        height=height,
-        aria_hidden="true",
-    )
-
-
-def sparkline(values: Sequence[Decimal | None]) -> Html | None:
-    """Draw the way of a figure through the periods; None if there are too few, or if one is missing."""
-    known = [float(value) for value in values if value is not None]
-    if len(known) < 3 or len(known) < len(values):
-        return None
-    low, high = min(known), max(known)
-    span = (high - low) or 1.0
-    points = [
-        f"{index / (len(known) - 1) * 100:.2f},{22 - (value - low) / span * 20:.2f}"
-        for index, value in enumerate(known)
-    ]
-    return tag(
-        "svg",
-        tag("polygon", points=" ".join(["0,24", *points, "100,24"]), class_="under"),
-        tag("polyline", points=" ".join(points), vector_effect="non-scaling-stroke"),
-        viewBox="0 0 100 24",
-        preserveAspectRatio="none",
-        class_="spark",
-        aria_hidden="true",
-    )
-
-
 def _scale_of(stacks: list[list[tuple[Series, Decimal | None]]]) -> _Scale:
     """Choose round steps that hold zero and all stacks."""
     numbers = [[float(value) for _, value in stack if value is not None] for stack in stacks]

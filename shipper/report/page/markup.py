@@ -12,7 +12,7 @@ from shipper.report.wording import clean
 
 # Not even a name with markup that slipped through could load or run anything.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_VOID: Final = {"meta", "rect", "circle", "line", "polygon", "polyline"}
+_VOID: Final = {"meta", "rect", "circle", "line"}
 
 
 class Html(str):

@@ -21,13 +21,12 @@ from shipper.report.metrics import (
     at_most,
 )
 from shipper.report.page.account import Account, BrandGroup
-from shipper.report.page.charts import Column, Series, bar, funnel, stacked_columns
+from shipper.report.page.charts import Column, Series, bar, stacked_columns
 from shipper.report.page.markup import Html, data, minus, tag
 from shipper.report.rows import Fetched
 from shipper.report.wording import at_a_glance, clean, number, period, short_period
 
 _REVENUE: Final = (NET_REVENUE, REV_SHARE, CPA, FEES)
-_FUNNEL_ROW_PX: Final = 46
 _LABELS_WIDE, _LABELS_HALF = 16, 8
 
 
@@ -106,10 +105,10 @@ def _panels(
 ) -> Html:
     brands = [(brand, entries) for brand in account.brands if (entries := entries_of(brand))]
     steps = [[_step(metric, entries) for metric in metrics] for _, entries in brands]
-    widest = max((float(total) for found in steps for total, _ in found if total is not None), default=0.0)
+    totals = [total for found in steps for total, _ in found]
     return tag(
         "div",
-        *(_panel(brand, metrics, found, widest) for (brand, _), found in zip(brands, steps, strict=True)),
+        *(_panel(brand, metrics, found, totals) for (brand, _), found in zip(brands, steps, strict=True)),
         class_="funnels",
     )
 
@@ -122,8 +121,15 @@ def _step(metric: Metric, entries: Sequence[wire.MarketingSource]) -> tuple[Deci
 
 
 def _panel(
-    brand: BrandGroup, metrics: Sequence[Metric], steps: Sequence[tuple[Decimal | None, bool]], widest: float
+    brand: BrandGroup,
+    metrics: Sequence[Metric],
+    steps: Sequence[tuple[Decimal | None, bool]],
+    totals: Sequence[Decimal | None],
 ) -> Html:
+    """
+    Args:
+        totals: Of all panels, for the scale of the bars.
+    """
     rows = []
     before: Decimal | None = None
     previous = ""
@@ -139,20 +145,15 @@ def _panel(
                     tag("small", bound),
                     "missing" if total is None else data(total, number(total)),
                 ),
+                bar(total, totals, brand.color),
                 tag("span", share, class_="note"),
             )
         )
         before, previous = total, metric.title.lower()
-    shares = [max(float(total or 0), 0.0) / widest if widest else 0.0 for total, _ in steps]
     return tag(
         "div",
         tag("h4", tag("i", class_=f"swatch {brand.color}"), tag("bdi", brand.name)),
-        tag(
-            "div",
-            tag("ol", *rows),
-            funnel(shares, brand.color, row_px=_FUNNEL_ROW_PX),
-            class_="steps",
-        ),
+        tag("ol", *rows, class_="steps"),
         class_="panel funnel",
     )
 

@@ -24,7 +24,6 @@ from shipper.report.metrics import (
     difference,
 )
 from shipper.report.page.account import Account
-from shipper.report.page.charts import sparkline
 from shipper.report.page.markup import Html, data, minus, tag
 from shipper.report.rows import Fetched
 from shipper.report.wording import at_a_glance, clean, currency, days_of, period, with_sign
@@ -137,7 +136,6 @@ def _tile(
         *shown,
         _change(metric, *totals[:-3:-1]) if len(totals) > 1 else None,
         *notes,
-        sparkline(totals),
         class_="tile",
         id=f"key-{metric.name}",
     )
