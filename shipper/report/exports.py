@@ -12,6 +12,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -282,9 +284,14 @@ def _required(package: str, form: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise ReportError(
-            f"{form} needs {package}, which is not installed; run: pip install 'shipper[report]'"
-        ) from None
+        raise ReportError(f"{form} needs {package}, which is not installed; run: {_way_to_install(package)}") from None
+
+
+def _way_to_install(package: str) -> str:
+    """Return the command that installs a package beside shipper, where this process runs."""
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx inject acquisition-shipper {package}"
+    return f"{shlex.quote(sys.executable)} -m pip install {package}"
 
 
 def _no_place(column: Column, form: str) -> ReportError:

@@ -362,7 +362,11 @@ def test_table_that_is_longer_than_a_sheet_is_an_error_and_not_cut():
 )
 def test_package_that_is_not_installed_is_named_with_the_way_to_it(package, write, form, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ReportError, match=rf"{form}, which is not installed; run: pip install 'shipper\[report\]'"):
+    with pytest.raises(ReportError) as raised:
+        write()
+    assert str(raised.value) == f"{form}, which is not installed; run: {sys.executable} -m pip install {package}"
+    monkeypatch.setattr(sys, "prefix", "/home/me/.local/share/pipx/venvs/acquisition-shipper")
+    with pytest.raises(ReportError, match=f"run: pipx inject acquisition-shipper {package}$"):
         write()
 
 
