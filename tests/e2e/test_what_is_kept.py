@@ -53,7 +53,7 @@ def tables(shipper: Shipper) -> tuple[int, int]:
 
 def files_in_the_docs() -> set[str]:
     """The files and folders of the state directory in the table of what is kept."""
-    table = re.search(r"\| Where \| what \| until .*?\n\n", (ROOT / "docs" / "security.md").read_text(), re.DOTALL)
+    table = re.search(r"\| Where \| What \| Until .*?\n\n", (ROOT / "docs" / "security.md").read_text(), re.DOTALL)
     assert table
     cells = [row.split("|")[1] for row in table[0].split("\n") if row]
     return {name.removesuffix("/") for cell in cells for name in re.findall("`([^`]+)`", cell)}
