@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -39,6 +39,9 @@ check: setup ## lint, format, types, import graph
 fmt: setup ## format and mend what the linter can
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
+
+docs: setup ## write docs/settings.md from the types of the settings
+	$(BIN)/python -m tests.unit.test_docs_settings
 
 cov: setup ## tests with coverage
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered

@@ -1,9 +1,9 @@
-"""docs/settings.md lists every setting as its type has it; `python -m tests.unit.test_docs_settings` writes it."""
+"""docs/settings.md lists every setting as its type defines it; `make docs` writes the page."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import msgspec
@@ -14,37 +14,45 @@ from shipper.config.settings import EndpointSettings, Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 OF_INTAKE = {leaf.key for leaf in leaves(EndpointSettings)}
-PLACE = re.compile(r"(<!-- settings: [^\n]*-->\n).*(<!-- end of settings -->)", re.DOTALL)
+HEAD = """# Every setting
+
+This page is generated from the types of the settings: `make docs` writes it. `shipper config init` writes the same as
+a commented settings file. [Configuration](configuration.md) explains where settings come from.
+"""
+REPORT = "The keys of `[intake]` for the service of the daily report, and:\n\n"
 
 
 def shown_default(leaf: Leaf) -> str:
     if leaf.key == "state.directory":
         return "`/var/lib/shipper`, `~/.local/state/shipper`"
     if leaf.default is msgspec.NODEFAULT:
-        return "needed"
+        return "required"
     return "" if leaf.default is None else f"`{toml_value(leaf.default)}`"
 
 
-def rows() -> Iterator[str]:
-    yield "| Key | Default | Values | |"
+def rows(section: str) -> Iterator[str]:
+    yield "| Key | Default | Values | Meaning |"
     yield "|---|---|---|---|"
     for leaf in leaves(Settings):
-        if leaf.key.startswith("report.") and leaf.key.removeprefix("report.") in OF_INTAKE:
+        name, _, key = leaf.key.partition(".")
+        if name != section or (section == "report" and key in OF_INTAKE):
             continue
         bounds = leaf.bounds
         limits = expectation(leaf) if leaf.choices or (bounds.ge, bounds.gt, bounds.le) != (None, None, None) else ""
         yield f"| `{leaf.key}` | {shown_default(leaf)} | {limits} | {leaf.meta.description} |"
 
 
-def table() -> str:
-    return "\n" + "\n".join(rows()) + "\n\n`[report]` has the keys of `[intake]`, too, for the daily report.\n\n"
+def page() -> str:
+    sections = [name for name, _ in groupby(leaf.key.partition(".")[0] for leaf in leaves(Settings))]
+    tables = (
+        f"## [{section}]\n\n{REPORT if section == 'report' else ''}" + "\n".join(rows(section)) for section in sections
+    )
+    return HEAD + "".join(f"\n{table}\n" for table in tables)
 
 
 def test_the_page_lists_every_setting_as_it_is():
-    found = PLACE.search(PAGE.read_text())
-    assert found
-    assert found[0] == f"{found[1]}{table()}{found[2]}", "write it anew: python -m tests.unit.test_docs_settings"
+    assert PAGE.read_text() == page(), "write it anew: make docs"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(PLACE.sub(lambda found: f"{found[1]}{table()}{found[2]}", PAGE.read_text()))
+    PAGE.write_text(page())
