@@ -24,15 +24,15 @@ Where to look; imports go down this list only, and the packages of one line do n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
+
+from shipper.model.version import __version__
 
 if TYPE_CHECKING:
     from shipper.config.settings import load_settings
     from shipper.library import Shipper
 
 __all__ = ["Shipper", "__version__", "load_settings"]
-
-__version__: Final = "0.1.0"
 
 
 def __getattr__(name: str) -> object:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from shipper import __version__
 from shipper.model.printable import printable
+from shipper.model.version import __version__
 
 _COMMANDS: Final = {
     "demo": "shipper.cli.demo:demo",

@@ -11,13 +11,13 @@ from urllib.parse import urlencode
 
 import anyio
 
-from shipper import __version__
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.connection import Connection, parsed_url
 from shipper.delivery.http import Message
 from shipper.delivery.no_answer import NoAnswerError
 from shipper.delivery.tls import make_ssl_context, without_client_certificate
 from shipper.delivery.verdicts import Answer
+from shipper.model.version import __version__
 
 if TYPE_CHECKING:
     from shipper.delivery.credentials import Authorization

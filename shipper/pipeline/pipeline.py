@@ -25,11 +25,11 @@ from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from shipper import __version__
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
 from shipper.model.records import Backlog, Chunk, Totals, shown
+from shipper.model.version import __version__
 from shipper.pipeline.in_process import InProcess
 from shipper.pipeline.in_workers import InWorkers
 from shipper.pipeline.middle import Middle

@@ -25,7 +25,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from shipper import __version__
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
@@ -34,6 +33,7 @@ from shipper.delivery.no_answer import Way, no_answer
 from shipper.delivery.progress import Progress
 from shipper.delivery.verdicts import Answer
 from shipper.model.errors import ConfigError
+from shipper.model.version import __version__
 from tests.stage.loops import LOOPS, Run, runner
 from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, Reply, close, head_and_close, reset, stall
 

@@ -16,12 +16,12 @@ import httpx
 import msgspec
 import pytest
 
-from shipper import __version__
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.verdicts import Answer
 from shipper.model.errors import ConfigError
+from shipper.model.version import __version__
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 
 SETTINGS = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
