@@ -47,6 +47,12 @@ def exported() -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
+def test_the_page_about_operating_lists_every_metric():
+    page = (CONFIG.parent / "docs/operating.md").read_text()
+    samples = {re.sub("_(bucket|sum|count)$", "", name) for name in exported() if name.startswith("shipper_")}
+    assert set(re.findall(r"`(shipper_[a-z_]+)", page)) == samples
+
+
 def rules() -> list[dict[str, Any]]:
     (group,) = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     return group["rules"]
