@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 def words_of(command: Any, name: str) -> Iterator[str]:
     """Yield the command's name and options, then those of the commands below it."""
-    yield name
+    if name != "shipper report show":  # typed as `shipper report`
+        yield name
     for parameter in command.params:
         yield from (option for option in parameter.opts if option.startswith("--"))
     for each, below in getattr(command, "commands", {}).items():
