@@ -17,8 +17,7 @@ import typer
 
 from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
-from shipper.cli.report.checking import check
-from shipper.cli.report.gathering import gather, tell_failures
+from shipper.cli.report.fetching import check, gather, tell_failures
 from shipper.cli.report.options import (
     AccountArgument,
     AllowPartialOption,

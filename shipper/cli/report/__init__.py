@@ -7,7 +7,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from shipper.cli.report.gathering import fetch_report
+from shipper.cli.report.fetching import fetch_report
 from shipper.cli.report.show import show
 from shipper.cli.report.versions import diff, fetch, history
 from shipper.cli.report.watch import watch

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
-from shipper.cli.report import checking
-from shipper.cli.report.gathering import gather, tell_failures
-from shipper.cli.report.keeping import read
+from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
 from shipper.cli.report.options import (
     AccountsFileOption,
     AccountsOption,
@@ -28,6 +26,7 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
+from shipper.cli.report.versions import read
 from shipper.config.settings import Settings
 from shipper.model.errors import ShipperError
 
@@ -41,7 +40,7 @@ class _Shown(NamedTuple):
     """What is kept of a report until it is shown."""
 
     piece: Piece
-    checked: checking.Checked
+    checked: Checked
     unknown_fields: tuple[str, ...]
 
 
@@ -90,7 +89,7 @@ def show(
 
         def use(part: Part, fetched: FetchedReport) -> _Shown:
             piece = out.piece(fetched, is_restated=_is_restated(part, fetched, history))
-            return _Shown(piece, checking.check(part, fetched, amount), fetched.unknown_fields)
+            return _Shown(piece, check(part, fetched, amount), fetched.unknown_fields)
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
 
@@ -98,13 +97,13 @@ def show(
     found = [shown for _, shown in outcome.reports]
     missing = {part for part, _ in outcome.failed} | set(outcome.left_out)
     coverage = Coverage(parts, [part for part in parts if part in missing])
-    findings = checking.in_words([shown.checked for shown in found], amount, has_infos=checks)
+    findings = all_findings([shown.checked for shown in found], amount, has_infos=checks)
     if found:
         check_partial(out.target, is_partial=has_failed, is_allowed=allow_partial)
         pieces = [shown.piece for shown in found]
         write(out.joined(pieces, [told.text for told in findings], coverage), out.target, form=out.form)
-    checking.tell_unknown(shown.unknown_fields for shown in found)
-    calls = checking.tell(findings, is_full=checks)
+    tell_unknown(shown.unknown_fields for shown in found)
+    calls = tell_findings(findings, is_full=checks)
     if has_failed:
         raise typer.Exit(1)
     raise typer.Exit(3 if strict and calls else 0)

@@ -1,12 +1,14 @@
-"""`shipper report fetch`, `history` and `diff`: every version of a report is kept, so that a restatement is seen."""
+"""`shipper report fetch`, `history` and `diff`: every version of a report is kept, so that a restatement is noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -17,9 +19,7 @@ from shipper.cli.common import (
     say,
     with_settings_options,
 )
-from shipper.cli.report import checking
-from shipper.cli.report.gathering import gather, tell_failures
-from shipper.cli.report.keeping import differing, in_words, keep, opened, read
+from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
 from shipper.cli.report.options import (
     AccountArgument,
     AccountsFileOption,
@@ -39,6 +39,7 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import iso, write_lines
+from shipper.config.settings import Settings
 from shipper.model.errors import ReportError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from shipper.report.fetching import Part
     from shipper.report.history import History, Version
 
+
 _ARROW = "\N{RIGHTWARDS ARROW}"
 
 
@@ -55,7 +57,7 @@ class _Fetched(NamedTuple):
     """What is kept of a report until all are there: what became of it, in words, and what is told of it."""
 
     text: str
-    checked: checking.Checked
+    checked: Checked
     unknown_fields: tuple[str, ...]
 
 
@@ -87,15 +89,15 @@ def fetch(
 
         def use(part: Part, fetched: FetchedReport) -> _Fetched:
             kept = keep(history, part, fetched)
-            checked = checking.check(part, fetched, amount, earlier=kept.earlier)
+            checked = check(part, fetched, amount, earlier=kept.earlier)
             return _Fetched(in_words(kept), checked, fetched.unknown_fields)
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
     found = [fetched for _, fetched in outcome.reports]
     write_lines(fetched.text for fetched in found)
-    checking.tell_unknown(fetched.unknown_fields for fetched in found)
-    findings = checking.in_words([fetched.checked for fetched in found], amount, has_infos=checks)
-    calls = checking.tell(findings, is_full=checks)
+    tell_unknown(fetched.unknown_fields for fetched in found)
+    findings = all_findings([fetched.checked for fetched in found], amount, has_infos=checks)
+    calls = tell_findings(findings, is_full=checks)
     if tell_failures(outcome):
         raise typer.Exit(1)
     raise typer.Exit(3 if strict and calls else 0)
@@ -236,3 +238,109 @@ def _table(history: History, versions: Sequence[Version]) -> str:
     return "\n".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     )
+
+
+Status = Literal["new", "unchanged", "restated", "changed"]
+
+
+class Kept(NamedTuple):
+    """
+    What became of a report.
+
+    Attributes:
+        status: `restated` if a documented figure differs, `changed` if only other things do.
+        earlier: What the version before said, if this one says something else.
+        changes: The documented fields that differ from it.
+    """
+
+    part: Part
+    version: Version
+    status: Status
+    earlier: wire.DailyReport | None = None
+    changes: tuple[Change, ...] = ()
+
+
+@contextmanager
+def opened(settings: Settings) -> Iterator[History]:
+    """
+    Open the history of the state directory.
+
+    Raises:
+        ConfigError: The directory cannot be made.
+        StateError: The history cannot be used.
+    """
+    from shipper.report.history import History
+    from shipper.report.history_file import FILE_NAME
+    from shipper.state.directory import creating_nothing
+
+    with creating_nothing(settings.state.directory, FILE_NAME), closing(History(settings.state.directory)) as history:
+        yield history
+
+
+def keep(history: History, part: Part, fetched: FetchedReport) -> Kept:
+    """
+    Put a report into the history.
+
+    Raises:
+        StateError: It could not be kept.
+    """
+    from shipper.report.changes import diff
+
+    assert fetched.fetched_at is not None, "it came from the service"
+    added = history.add(part.account, *part.days, fetched.body, fetched.fetched_at)
+    if not added.is_new:
+        return Kept(part, added.version, "unchanged")
+    versions = history.versions(part.account, *part.days)
+    before = versions[: versions.index(added.version)]
+    if not before:
+        return Kept(part, added.version, "new")
+    earlier = read(history, before[-1]).report
+    changes = tuple(diff(earlier, fetched.report))
+    status: Status = "restated" if any(change.is_figure for change in changes) else "changed"
+    return Kept(part, added.version, status, earlier, changes)
+
+
+def due_for_hook(history: History, part: Part) -> Version | None:
+    """
+    Return the latest version of a period if it was restated since a hook was run for it.
+
+    Raises:
+        StateError: The history cannot be read or written.
+    """
+    from shipper.report.changes import is_restated
+
+    versions = history.since_hook(part.account, *part.days)
+    for before, after in pairwise(versions):
+        if is_restated(read(history, before).report, read(history, after).report):
+            return versions[-1]
+    if versions:
+        history.end_hook(versions[-1])
+    return None
+
+
+def read(history: History, version: Version) -> FetchedReport:
+    """Read a version that is kept."""
+    from shipper.report.document import read_report
+
+    return read_report(history.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
+
+
+def in_words(kept: Kept) -> str:
+    """Say what became of a report."""
+    match kept.status:
+        case "new":
+            text = "new"
+        case "unchanged":
+            text = f"unchanged since {iso(kept.version.first_fetched_at)}"
+        case "restated" | "changed":
+            words = ["shipper", "report", "diff", str(kept.part.account), *map(str, kept.part.days)]
+            what = "restated" if kept.status == "restated" else "document changed"
+            text = f"{what}, {differing(kept.changes)}; see: {shlex.join(words)}"
+    return f"{kept.part}: {text}"
+
+
+def differing(changes: tuple[Change, ...]) -> str:
+    """Count changes, of which there may be none that is documented."""
+    if not changes:
+        return "only fields that are not documented differ"
+    return f"{len(changes):,} fields differ" if len(changes) > 1 else "1 field differs"
