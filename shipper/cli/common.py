@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -165,6 +165,12 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
 
     gc.freeze()  # what is loaded by now stays: no collection has to look at it again
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Lay out rows, of which the first holds the titles; the last column has no fixed width."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
 
 
 def plain(text: str) -> str:

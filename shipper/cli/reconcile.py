@@ -27,9 +27,10 @@ from shipper.cli.report.options import (
     SplitOption,
     StartArgument,
 )
-from shipper.cli.report.output import check_partial, checked_target, iso, write
+from shipper.cli.report.output import check_partial, checked_target, write
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, StateError
+from shipper.status.units import iso
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -11,6 +10,7 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    in_columns,
     on_one_line,
     plain,
     prepare,
@@ -30,6 +30,7 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
     tell_not_whole,
 )
+from shipper.status.units import iso
 
 if TYPE_CHECKING:
     from shipper.state.letters import DeadLetter
@@ -150,22 +151,17 @@ def _common_header(forms: dict[bytes, str]) -> bytes:
     return header if not header or header.endswith(b"\n") else header + b"\n"
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def _document(letter: DeadLetter) -> dict[str, object]:
     fields = msgspec.structs.asdict(letter)
-    return fields | {"first_at": _iso(letter.first_at), "last_at": _iso(letter.last_at)}
+    return fields | {"first_at": iso(letter.first_at), "last_at": iso(letter.last_at)}
 
 
 def _table(letters: list[DeadLetter]) -> str:
-    """Lay out columns; the last one, the message, is as long as it is."""
-    rows: list[tuple[str, ...]] = [("id", "time", "rule", "file:offset", "EventId", "message")]
+    rows = [("id", "time", "rule", "file:offset", "EventId", "message")]
     rows += [
         (
             str(letter.id),
-            _iso(letter.first_at),
+            iso(letter.first_at),
             letter.rule,
             f"{letter.path}:{letter.start_offset}",
             letter.event_id or "-",
@@ -173,11 +169,7 @@ def _table(letters: list[DeadLetter]) -> str:
         )
         for letter in letters
     ]
-    rows = [tuple(map(on_one_line, row)) for row in rows]
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
+    return in_columns([tuple(map(on_one_line, row)) for row in rows])
 
 
 def _indented(value: str) -> str:
@@ -190,8 +182,8 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
         "reason": f"{letter.rule}: {letter.message}",
         "delivery": f"{letter.delivery}, HTTP status {letter.status}" if letter.status else letter.delivery,
         "attempts": str(letter.attempts),
-        "first refused": _iso(letter.first_at),
-        "last refused": _iso(letter.last_at),
+        "first refused": iso(letter.first_at),
+        "last refused": iso(letter.last_at),
         "input": f"{on_one_line(letter.path)}, "
         f"bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}",
         "EventId": letter.event_id or "unknown",

@@ -18,6 +18,7 @@ import typer
 from shipper.cli.common import plain, reader_may_leave
 from shipper.model.errors import ReportError
 from shipper.model.printable import printable_json
+from shipper.status.units import iso
 
 if TYPE_CHECKING:
     from shipper.report.coverage import Coverage
@@ -27,11 +28,6 @@ if TYPE_CHECKING:
 Form = Literal["table", "json", "ndjson", "csv", "parquet", "xlsx", "html"]
 _BINARY: Final = {"parquet", "xlsx"}
 _DELIMITER_NAMES: Final = {"tab": "\t", r"\t": "\t"}
-
-
-def iso(seconds: float | None) -> str:
-    """Write a time, UTC; empty if it is not known."""
-    return "" if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def checked_target(output: str, form: Form) -> Path | None:
@@ -119,7 +115,7 @@ class Output(NamedTuple):
         from shipper.report import exports
         from shipper.report.rows import Fetched, source_table
 
-        fetched = Fetched(report.report, iso(report.fetched_at), is_restated)
+        fetched = Fetched(report.report, iso(report.fetched_at) if report.fetched_at is not None else "", is_restated)
         match self.form:
             case "json":
                 return Piece(report.body)

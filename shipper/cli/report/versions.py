@@ -14,6 +14,7 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    in_columns,
     prepare,
     run_async,
     say,
@@ -38,9 +39,10 @@ from shipper.cli.report.options import (
     selected,
     tolerance_of,
 )
-from shipper.cli.report.output import iso, write_lines
+from shipper.cli.report.output import write_lines
 from shipper.config.settings import Settings
 from shipper.model.errors import ReportError
+from shipper.status.units import iso
 
 if TYPE_CHECKING:
     from shipper.model import wire
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from shipper.report.fetching import Part
     from shipper.report.history import History, Version
 
+
+Status = Literal["new", "unchanged", "restated", "changed"]
 
 _ARROW = "\N{RIGHTWARDS ARROW}"
 
@@ -221,7 +225,6 @@ def _value(value: object) -> str:
 
 
 def _table(history: History, versions: Sequence[Version]) -> str:
-    """Lay out columns; the last one is as long as it is."""
     from shipper.report.changes import is_restated
     from shipper.report.wording import clean
 
@@ -234,13 +237,7 @@ def _table(history: History, versions: Sequence[Version]) -> str:
             status = "first" if before is None else "restated" if is_restated(before, report) else "document changed"
             rows.append((str(each.number), str(each.days), *times, status, clean(each.check_sum)))
             before = report
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
-
-
-Status = Literal["new", "unchanged", "restated", "changed"]
+    return in_columns(rows)
 
 
 class Kept(NamedTuple):
