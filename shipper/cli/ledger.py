@@ -26,8 +26,8 @@ from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
     from shipper.report.days import Days
+    from shipper.report.ledger_table import Attributed
     from shipper.report.ranges import DateRange
-    from shipper.report.reconcile.attributing import Attributed
     from shipper.report.rows import FlatTable
     from shipper.state.ledger import LedgerRow
     from shipper.state.letters import Content, Letters
@@ -170,7 +170,7 @@ def read_dead_letters(settings: Settings, deliveries: Sequence[str] = ("",)) -> 
     Raises:
         StateError: The state cannot be read.
     """
-    from shipper.report.reconcile.attributing import Attributed, attribute
+    from shipper.report.ledger_table import Attributed, attribute
     from shipper.state.affiliates import counted_as, read_or_draw_key
     from shipper.state.letters import open_letters
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Outcome, Part
     from shipper.report.history import History
-    from shipper.report.reconcile.attributing import Attributed
+    from shipper.report.ledger_table import Attributed
     from shipper.report.reconcile.owners import Owners
     from shipper.report.reconcile.rows import Hole, Period, Reconciliation
 

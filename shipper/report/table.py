@@ -12,10 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from shipper.model import wire
-from shipper.report.coverage import WHOLE, Coverage
-from shipper.report.lines import Line, lines_of, lines_over, shows_currency
+from shipper.report.fetching import WHOLE, Coverage
 from shipper.report.metrics import METRICS, Metric, added, currencies
-from shipper.report.rows import Fetched, are_disjoint, by_account, share_currency
+from shipper.report.rows import (
+    Fetched,
+    Line,
+    are_disjoint,
+    by_account,
+    lines_of,
+    lines_over,
+    share_currency,
+    shows_currency,
+)
 from shipper.report.wording import SEVERAL_CURRENCIES, clean, money, with_code, with_sign, written
 
 _NAME_SHARE: Final = 6  # a name takes a sixth of the width, longer ones are folded: the figures need the room

@@ -24,9 +24,8 @@ from shipper.config.settings import RecordsSettings
 from shipper.model.errors import ConfigError, StateError
 from shipper.model.records import Checkpoint, LedgerKey, Stream
 from shipper.report.days import OFFSETS, days_of_offset, days_of_zone, zone_of_offset
-from shipper.report.ledger_table import ledger_table, totals_of
+from shipper.report.ledger_table import attribute, ledger_table, totals_of
 from shipper.report.ranges import DateRange
-from shipper.report.reconcile.attributing import attribute
 from shipper.state.affiliates import CountedAs, counted_as, read_key
 from shipper.state.ledger import LedgerRow, read_ledger
 from shipper.state.letters import Content

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from shipper.model import wire
-from shipper.report.lines import lines_of, lines_over
 from shipper.report.metrics import (
     ACTIVE,
     BALANCE,
@@ -23,7 +22,7 @@ from shipper.report.metrics import (
     added,
     at_most,
 )
-from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, source_table
+from shipper.report.rows import FlatTable, account_table, are_disjoint, by_account, lines_of, lines_over, source_table
 from shipper.report.wording import at_a_glance, clean, currency, moment, named, number, period, short_period
 from tests.cases import each
 from tests.report_documents import FETCHED_AT, brand, entry, fetched, months, pair, report

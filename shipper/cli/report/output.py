@@ -21,8 +21,8 @@ from shipper.model.printable import printable_json
 from shipper.status.units import iso
 
 if TYPE_CHECKING:
-    from shipper.report.coverage import Coverage
     from shipper.report.document import FetchedReport
+    from shipper.report.fetching import Coverage
     from shipper.report.rows import Fetched
 
 Form = Literal["table", "json", "ndjson", "csv", "parquet", "xlsx", "html"]

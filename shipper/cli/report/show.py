@@ -76,7 +76,7 @@ def show(
 
     Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
     """
-    from shipper.report.coverage import Coverage
+    from shipper.report.fetching import Coverage
 
     parts = selected(words, accounts, accounts_file, split)
     amount = tolerance_of(tolerance)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shipper.report.coverage import WHOLE, Coverage
+from shipper.report.fetching import WHOLE, Coverage
 from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, document, join, tag

@@ -8,11 +8,10 @@ from itertools import groupby
 from typing import Final
 
 from shipper.model import wire
-from shipper.report.lines import Line, lines_of, lines_over, shows_currency
 from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, minus, tag
-from shipper.report.rows import Fetched
+from shipper.report.rows import Fetched, Line, lines_of, lines_over, shows_currency
 from shipper.report.wording import SEVERAL_CURRENCIES, money, period, short_period, with_code, with_sign, written
 
 _CENTS: Final = 2

@@ -25,8 +25,7 @@ from shipper.model import wire
 from shipper.model.records import LedgerKey
 from shipper.report.days import Days
 from shipper.report.metrics import REGISTRATIONS, added
-from shipper.report.reconcile.boundaries import Boundaries, pair_of
-from shipper.report.reconcile.explain import explained, provisional, with_neighbours, zone_of
+from shipper.report.reconcile.explain import Boundaries, explained, pair_of, provisional, with_neighbours, zone_of
 from shipper.report.reconcile.owners import Owners
 from shipper.report.reconcile.rows import NOTHING, Elsewhere, Hole, Pair, Period, Reconciliation, Row, Zone
 
