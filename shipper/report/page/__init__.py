@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from shipper.report.fetching import WHOLE, Coverage
 from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
-from shipper.report.page.markup import Html, document, join, tag
+from shipper.report.page.markup import Html, document, header, join, section, tag
 from shipper.report.rows import Fetched, by_account
 from shipper.report.wording import clean, moment, period, with_code
 
@@ -60,13 +60,7 @@ def _head(account: Account) -> Html:
         "Fetched at": moment(account.latest.fetched_at),
         "Restated": ", ".join(restated),
     }
-    return tag(
-        "header",
-        tag("p", "Affiliate daily report", class_="kind"),
-        tag("h1", tag("bdi", _name(account))),
-        tag("p", _span(account), class_="span"),
-        tag("dl", *(tag("div", tag("dt", name), tag("dd", tag("bdi", fact))) for name, fact in facts.items() if fact)),
-    )
+    return header("Affiliate daily report", _name(account), _span(account), facts)
 
 
 def _name(account: Account) -> str:
@@ -89,4 +83,4 @@ def _currencies(account: Account) -> list[str]:
 def _findings(findings: Sequence[str]) -> Html:
     if not findings:
         return join([])
-    return tag("section", tag("h2", "Findings"), tag("ul", *(tag("li", finding) for finding in findings)))
+    return section("Findings", tag("ul", *(tag("li", finding) for finding in findings)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from html import escape
 from importlib.resources import files
@@ -58,6 +58,55 @@ def document(title: str, *body: str | None, style: str = "") -> str:
         Html(f"<style>{files(__package__).joinpath('page.css').read_text('utf-8')}{style}</style>"),
     )
     return f"<!doctype html>\n{tag('html', head, tag('body', *body), lang='en')}\n"
+
+
+def header(kind: str, title: str, span: str, facts: Mapping[str, str], *, lines: Iterable[Html] = ()) -> Html:
+    """
+    Make the head of a page.
+
+    Args:
+        facts: By name; those that are empty are left out.
+        lines: What comes before the facts.
+    """
+    return tag(
+        "header",
+        tag("p", kind, class_="kind"),
+        tag("h1", tag("bdi", title)),
+        tag("p", span, class_="span"),
+        *lines,
+        tag("dl", *(tag("div", tag("dt", name), tag("dd", tag("bdi", fact))) for name, fact in facts.items() if fact)),
+    )
+
+
+def section(title: str, *parts: Html | None) -> Html:
+    """Make a section with its heading."""
+    return tag("section", tag("h2", title), *parts)
+
+
+def sub(words: str) -> Html:
+    """Make a paragraph that stands back."""
+    return tag("p", words, class_="sub")
+
+
+def table(title: str, head: Iterable[Html], bodies: Iterable[Html], *, is_card: bool = True) -> Html:
+    """
+    Make a table that scrolls by itself where it is wider than the page.
+
+    Args:
+        title: Its caption, for those who cannot see it.
+        head: 1..n rows.
+        bodies: 1..n elements `tbody`.
+        is_card: Whether it stands by itself, and not in a frame.
+    """
+    caption = tag("caption", title, class_="unseen")
+    return tag(
+        "div",
+        tag("table", caption, tag("thead", *head), *bodies),
+        class_="card scroll" if is_card else "scroll",
+        tabindex=0,
+        role="region",
+        aria_label=title,
+    )
 
 
 def join(children: Iterable[str | None]) -> Html:

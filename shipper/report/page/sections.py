@@ -22,7 +22,7 @@ from shipper.report.metrics import (
 )
 from shipper.report.page.account import Account, BrandGroup
 from shipper.report.page.charts import Column, Series, bar, stacked_columns
-from shipper.report.page.markup import Html, data, minus, tag
+from shipper.report.page.markup import Html, data, minus, section, sub, tag
 from shipper.report.rows import Fetched
 from shipper.report.wording import at_a_glance, clean, number, period, short_period
 
@@ -32,9 +32,9 @@ _LABELS_WIDE, _LABELS_HALF = 16, 8
 
 def registrations(account: Account) -> Html:
     """Show registrations by brand: over time if there are several periods."""
-    return _section(
+    return section(
         "Registrations",
-        "By brand and period, result and adjustment together." if account.is_series else "By brand.",
+        sub("By brand and period, result and adjustment together." if account.is_series else "By brand."),
         _legend(account) if account.is_series else None,
         _chart(account, REGISTRATIONS, account.entries, labels_max=_LABELS_WIDE),
     )
@@ -54,9 +54,9 @@ def _revenue(account: Account, currency: str | None) -> Html:
         tag("div", tag("h3", metric.title), _chart(account, metric, entries, labels_max=_LABELS_HALF), class_="panel")
         for metric in _REVENUE
     ]
-    return _section(
+    return section(
         f"Revenue in {clean(currency)}" if currency else "Revenue, currency not given",
-        "Each figure on a scale of its own, result and adjustment together.",
+        sub("Each figure on a scale of its own, result and adjustment together."),
         _legend(account) if account.is_series else None,
         tag("div", *charts, class_="halves"),
     )
@@ -75,13 +75,13 @@ def funnels(account: Account) -> Html:
         "A customer may have come through two sources of a brand, so new depositing customers of several sources are "
         "an upper bound."
     )
-    return _section("From click to customer", note, *parts)
+    return section("From click to customer", sub(note), *parts)
 
 
 def _funnels_over_periods(account: Account) -> list[Html]:
     first, last = (account.periods[end].report.reporting_period for end in (0, -1))
     if not account.may_add_periods:
-        return [tag("p", "The periods overlap, so nothing is added over them.", class_="sub")]
+        return [sub("The periods overlap, so nothing is added over them.")]
 
     which = account.covered or f"All {len(account.periods)} periods"
 
@@ -90,11 +90,9 @@ def _funnels_over_periods(account: Account) -> list[Html]:
 
     return [
         tag("h3", f"{which}, {short_period(first)} to {short_period(last)}"),
-        tag(
-            "p",
+        sub(
             "Without depositing customers: each period counts its own, and one who deposits in two of them would be "
-            "counted twice.",
-            class_="sub",
+            "counted twice."
         ),
         _panels(account, (CLICKS, REGISTRATIONS), entries),
     ]
@@ -180,9 +178,7 @@ def _chart(account: Account, metric: Metric, entries_of: _EntriesOf, *, labels_m
     ]
     series = [one for one in series if any(value != 0 for value in one.values)]
     if not any(value for one in series for value in one.values):
-        return tag(
-            "p", "Figures are missing, or may not be added." if series else "All figures are zero.", class_="sub"
-        )
+        return sub("Figures are missing, or may not be added." if series else "All figures are zero.")
     if not account.is_series:
         return _bars(series, metric)
     columns = [
@@ -226,7 +222,3 @@ def _legend(account: Account) -> Html:
     if any(item.is_restated for item in account.periods):
         items.append(tag("li", tag("i", class_="dot"), "restated period"))
     return tag("ul", *items, class_="legend")
-
-
-def _section(title: str, sub: str, *parts: Html | None) -> Html:
-    return tag("section", tag("h2", title), tag("p", sub, class_="sub"), *parts)

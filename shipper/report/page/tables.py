@@ -10,7 +10,7 @@ from typing import Final
 from shipper.model import wire
 from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account
-from shipper.report.page.markup import Html, minus, tag
+from shipper.report.page.markup import Html, minus, section, sub, table, tag
 from shipper.report.rows import Fetched, Line, lines_of, lines_over, shows_currency
 from shipper.report.wording import SEVERAL_CURRENCIES, money, period, short_period, with_code, with_sign, written
 
@@ -33,16 +33,13 @@ def figures(account: Account) -> Html:
             0 if is_latest else len(parts),
             _details(title, item, lines_of(item.report), METRICS, is_open=is_latest, is_restated=item.is_restated),
         )
-    return tag(
-        "section",
-        tag("h2", "All figures"),
-        tag(
-            "p",
+    return section(
+        "All figures",
+        sub(
             "As the documents have them; an adjustment stands under its result. Customers and balances are not added, "
-            "nor is money of several currencies or exchange rates, and there is no sum where a figure is missing.",
-            class_="sub",
+            "nor is money of several currencies or exchange rates, and there is no sum where a figure is missing."
         ),
-        None if account.has_one_currency else tag("p", SEVERAL_CURRENCIES, class_="sub"),
+        None if account.has_one_currency else sub(SEVERAL_CURRENCIES),
         *parts,
     )
 
@@ -56,11 +53,15 @@ def _details(
     is_open: bool,
     is_restated: bool = False,
 ) -> Html:
-    table = _table(lines, metrics, item.report.reporting_currency, title) if lines else None
+    shown = (
+        _table(lines, metrics, item.report.reporting_currency, title)
+        if lines
+        else sub("No brand has figures in this period.")
+    )
     return tag(
         "details",
         tag("summary", title, tag("span", "restated", class_="badge") if is_restated else None),
-        table or tag("p", "No brand has figures in this period.", class_="sub"),
+        shown,
         open="" if is_open else None,
     )
 
@@ -70,8 +71,7 @@ def _table(lines: list[Line], metrics: Sequence[Metric], reporting_currency: str
     groups = [(group, list(found)) for group, found in groupby(metrics, key=lambda metric: metric.group)]
     first_of_group = {found[0].name for _, found in groups}
     names = ["Brand and marketing source", *(["Currency"] if has_currency else [])]
-    head = tag(
-        "thead",
+    head = [
         tag(
             "tr",
             *(tag("th", name, rowspan=2, scope="col", class_="name") for name in names),
@@ -84,15 +84,14 @@ def _table(lines: list[Line], metrics: Sequence[Metric], reporting_currency: str
                 for metric in metrics
             ),
         ),
-    )
-    body = []
+    ]
+    bodies = []
     for brand, found in groupby(lines, key=lambda line: line.brand):
         rows = [_row(line, metrics, first_of_group, has_currency=has_currency) for line in found]
         columns = len(metrics) + len(names)
         title_row = tag("tr", tag("th", tag("bdi", brand), colspan=columns, scope="rowgroup"), class_="head")
-        body.append(tag("tbody", title_row if brand else None, *rows))
-    caption = tag("caption", title, class_="unseen")
-    return tag("div", tag("table", caption, head, *body), class_="scroll", tabindex=0, role="region", aria_label=title)
+        bodies.append(tag("tbody", title_row if brand else None, *rows))
+    return table(title, head, bodies, is_card=False)
 
 
 def _row(line: Line, metrics: Sequence[Metric], first_of_group: set[str], *, has_currency: bool) -> Html:
@@ -134,13 +133,8 @@ def documents(account: Account) -> Html:
     balances = ("Opening balance", "Outgoing balance")
     titles = ("Period", "Currency", *balances, "Made at", "Fetched at", "Checksum")
     columns = [tag("th", title, scope="col", class_=None if title in balances else "text") for title in titles]
-    head = tag("thead", tag("tr", *columns))
-    table = tag("table", head, tag("tbody", *map(_document, reversed(account.periods))))
-    return tag(
-        "section",
-        tag("h2", "Documents"),
-        tag("div", table, class_="card scroll", tabindex=0, role="region", aria_label="Documents"),
-    )
+    body = tag("tbody", *map(_document, reversed(account.periods)))
+    return section("Documents", table("Documents", [tag("tr", *columns)], [body]))
 
 
 def _document(item: Fetched) -> Html:

@@ -24,7 +24,7 @@ from shipper.report.metrics import (
     difference,
 )
 from shipper.report.page.account import Account
-from shipper.report.page.markup import Html, data, minus, tag
+from shipper.report.page.markup import Html, data, minus, section, sub, tag
 from shipper.report.rows import Fetched
 from shipper.report.wording import at_a_glance, clean, currency, days_of, period, with_sign
 
@@ -42,10 +42,9 @@ def key_figures(account: Account) -> Html:
     """Show the latest period's figures, each beside that of the period before, if there is one."""
     tiles = [_metric_tile(account, metric) for metric in _SHOWN]
     tiles.append(_balance_tile(account))
-    return tag(
-        "section",
-        tag("h2", f"Key figures, {period(account.latest.report.reporting_period)}"),
-        tag("p", _compared(account), class_="sub"),
+    return section(
+        f"Key figures, {period(account.latest.report.reporting_period)}",
+        sub(_compared(account)),
         tag("div", *tiles, class_="tiles"),
     )
 

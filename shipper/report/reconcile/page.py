@@ -7,7 +7,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final
 
-from shipper.report.page.markup import Html, data, document, join, tag
+from shipper.report.page.markup import Html, data, document, header, section, sub, table, tag
 from shipper.report.reconcile.rows import Reconciliation, Row
 from shipper.report.reconcile.words import (
     NOT_COMPARED,
@@ -50,14 +50,14 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
     sections = [
         _head(found, names, made_at),
         _tiles(found),
-        _section("What differs", _rows(differing, names, "What differs") if differing else _sub("Nothing.")),
-        _section("Brands and marketing sources", _by_pair(found, names)),
-        _section("All periods", *_by_period(found, names)),
+        section("What differs", _rows(differing, names, "What differs") if differing else sub("Nothing.")),
+        section("Brands and marketing sources", _by_pair(found, names)),
+        section("All periods", *_by_period(found, names)),
     ]
     for title, each in _left_out(found, names, shows_all=shows_all):
-        sections.append(_section(title, each))
+        sections.append(section(title, each))
     said = [*remarks(found, shows_elsewhere=shows_all), *notes]
-    footer = tag("section", tag("h2", "Notes"), tag("ul", *(tag("li", each) for each in said))) if said else None
+    footer = section("Notes", tag("ul", *(tag("li", each) for each in said))) if said else None
     title = f"Reconciliation: {names.account}"
     return document(title, tag("main", *sections), tag("footer", footer), style=_STYLE)
 
@@ -69,14 +69,8 @@ def _head(found: Reconciliation, names: Names, made_at: str) -> Html:
         "Reports": coverage(found) or f"{len(found.periods):,}",
         "Made at": moment(made_at),
     }
-    return tag(
-        "header",
-        tag("p", "Reconciliation of registrations", class_="kind"),
-        tag("h1", tag("bdi", names.account)),
-        tag("p", str(span_of(found)), class_="span"),
-        *(tag("p", line, class_="verdict") for line in headlines(found)),
-        tag("dl", *(tag("div", tag("dt", name), tag("dd", tag("bdi", fact))) for name, fact in facts.items())),
-    )
+    verdict = [tag("p", line, class_="verdict") for line in headlines(found)]
+    return header("Reconciliation of registrations", names.account, str(span_of(found)), facts, lines=verdict)
 
 
 def _tiles(found: Reconciliation) -> Html:
@@ -119,7 +113,7 @@ def _by_period(found: Reconciliation, names: Names) -> list[Html]:
         statuses = [status for status in ("unexplained", "provisional") if any(row.status == status for row in rows)]
         badges = [tag("span", status, class_="badge") for status in statuses]
         parts.append(tag("details", tag("summary", str(days), *badges), _rows(rows, names, str(days), is_bare=True)))
-    return parts or [_sub("Nothing was accepted or reported.")]
+    return parts or [sub("Nothing was accepted or reported.")]
 
 
 def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = False) -> Html:
@@ -173,9 +167,7 @@ def _table(
 ) -> Html:
     heads = [tag("th", name, scope="col", class_="text") for name in names]
     heads += [tag("th", name, scope="col", class_="text" if name in _WORDS else None) for name in figures]
-    table = tag("table", tag("caption", title, class_="unseen"), tag("thead", tag("tr", *heads)), tag("tbody", *lines))
-    class_ = "scroll" if is_bare else "card scroll"
-    return tag("div", table, class_=class_, tabindex=0, role="region", aria_label=title)
+    return table(title, [tag("tr", *heads)], [tag("tbody", *lines)], is_card=not is_bare)
 
 
 def _names(first: str, *others: str) -> list[Html]:
@@ -198,11 +190,3 @@ def _figures(totals: tuple[Decimal, ...], *, has_report: bool = True) -> Iterabl
 def _cell(value: Decimal, *, is_signed: bool = False, class_: str | None = None) -> Html:
     text = with_sign(number(value), value) if is_signed else number(value)
     return tag("td", data(value, text, class_=class_ if value else "nil"))
-
-
-def _section(title: str, *parts: Html) -> Html:
-    return tag("section", tag("h2", title), join(parts))
-
-
-def _sub(words: str) -> Html:
-    return tag("p", words, class_="sub")
