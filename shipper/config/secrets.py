@@ -109,9 +109,7 @@ def decode_secret(raw: object) -> Secret:
         raise ValueError(str(exc).replace("$.", "")) from None
 
 
-def resolve_secret(
-    secret: Secret, *, key: str, is_for_header: bool = True, environ: Mapping[str, str] | None = None
-) -> str:
+def resolve_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> str:
     """
     Fetch a secret from where it is kept, now.
 
@@ -119,7 +117,6 @@ def resolve_secret(
         secret: The setting; the form `command` is for `fetch_secret`.
         key: The setting's dotted name, for errors.
         is_for_header: It is to be sent in a header, whose characters are those of Latin-1.
-        environ: Environment variables; those of the process by default.
     Returns:
         The secret, without trailing line ends; no control characters, no blanks around it, not empty.
     Raises:
@@ -130,7 +127,7 @@ def resolve_secret(
         return _checked(secret.reveal(), "the literal", key, is_for_header)
     assert isinstance(secret, SecretReference)
     if secret.env is not None:
-        value = (os.environ if environ is None else environ).get(secret.env)
+        value = os.environ.get(secret.env)
         if value is None:
             name = secret.env if _VARIABLE_SHOWN.fullmatch(secret.env) else _masked(secret.env)
             raise ConfigError(f"environment variable {name} is not set", key=key)

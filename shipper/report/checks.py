@@ -35,16 +35,14 @@ def check_report(
     report: wire.DailyReport,
     *,
     requested: DateRange,
-    previous: wire.DailyReport | None = None,
     earlier_version: wire.DailyReport | None = None,
     tolerance: Decimal = TOLERANCE,
 ) -> list[Finding]:
     """
-    Check a report by itself, and against the one before it and an earlier version of it, if these are given.
+    Check a report by itself, and against an earlier version of it, if one is given.
 
     Args:
         requested: The days that were asked for.
-        previous: The report of the same account that ends the day before this one begins.
         earlier_version: What was fetched before for the same account and days.
         tolerance: Up to here, two amounts are the same.
     Returns:
@@ -60,8 +58,6 @@ def check_report(
             *_counts(entries),
             *check_balances(report, entries, tolerance),
         ]
-        if previous is not None:
-            findings.append(check_opening_balance(report, previous, tolerance))
         if earlier_version is not None:
             findings += _check_sum(report, earlier_version)
     return findings

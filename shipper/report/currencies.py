@@ -7,13 +7,8 @@ irregular plurals and a few that mean nothing else. A name that two currencies o
 
 from __future__ import annotations
 
-import re
 import unicodedata
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Final
-
-from shipper.model.errors import ReportError
 
 _NAMES: Final = """
 AED United Arab Emirates Dirham; UAE Dirham; Emirati Dirham
@@ -176,8 +171,6 @@ ZWG Zimbabwean Gold; Zimbabwe Gold
 """
 
 _POINTS: Final = ".'\N{RIGHT SINGLE QUOTATION MARK}\N{MODIFIER LETTER TURNED COMMA}"
-_CODE: Final = re.compile(r"[A-Z]{3}")
-_NO_ALIASES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 def _key(name: str) -> str:
@@ -198,27 +191,16 @@ _CODES_BY_KEY: Final = {
 }
 
 
-def currency_code(name: str | None, aliases: Mapping[str, str] = _NO_ALIASES) -> str | None:
+def currency_code(name: str | None) -> str | None:
     """
     Find the ISO 4217 code of a currency.
 
     Args:
         name: Its full name, singular or plural, or its code; upper or lower case.
-        aliases: Names of the user's own and their codes; they go before the names that are known here.
     Returns:
         Three capital letters; None if the name is not certainly that of one currency.
-    Raises:
-        ReportError: What an alias stands for is not a code.
     """
-    key = _key(name or "")
-    for alias, code in aliases.items():
-        if not _CODE.fullmatch(code):
-            raise ReportError(
-                f"currency alias {alias!r} stands for {code!r}; write a code of three letters, such as EUR"
-            )
-        if _key(alias) == key:
-            return code
-    return _CODES_BY_KEY.get(key)
+    return _CODES_BY_KEY.get(_key(name or ""))
 
 
 def is_same_currency(one: str | None, other: str) -> bool:
@@ -226,9 +208,3 @@ def is_same_currency(one: str | None, other: str) -> bool:
     if one is None:
         return False
     return one.casefold() == other.casefold() or currency_code(one) == (currency_code(other) or "")
-
-
-def currency_name(code: str) -> str | None:
-    """Give the usual English name of a currency; None if the code is not known here."""
-    names = _NAMES_BY_CODE.get(code.upper())
-    return names[0] if names else None

@@ -176,11 +176,6 @@ class History:
             ).fetchall()
         return [_version(row) for row in rows]
 
-    def latest(self, account: int, start: date, end: date) -> Version | None:
-        """Give the version that was fetched last; None if there is none. Raises as `versions` does."""
-        versions = self.versions(account, start, end)
-        return versions[-1] if versions else None
-
     def latest_of_all(self) -> LatestFetch | None:
         """Tell which report was fetched last."""
         with understood(self._path):

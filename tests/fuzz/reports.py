@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.model.errors import ReportError
-from shipper.report.checks import check_report
+from shipper.report.checks import check_opening_balance, check_report
 from shipper.report.content import content_hash
 from shipper.report.document import FetchedReport, read_report
 from shipper.report.ranges import DateRange
@@ -97,7 +97,8 @@ def _check_rows(fetched: FetchedReport, document: dict[str, Any]) -> None:
                 assert said["fees_total"] == said["fees_result"] + said["fees_adjustment"]
     assert len(content_hash(fetched.body)) == 64
     assert read_report(wire.encode_report(report), account_id=_ACCOUNT).report == report, "written again it differs"
-    for finding in check_report(report, requested=_DAYS, previous=report, earlier_version=replace(report, id="x")):
+    findings = check_report(report, requested=_DAYS, earlier_version=replace(report, id="x"))
+    for finding in [*findings, check_opening_balance(report, report)]:
         assert finding.check
         assert finding.message
     period(report.reporting_period)

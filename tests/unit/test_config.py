@@ -455,15 +455,11 @@ def written_secret(value: str, *, mode: int = 0o600) -> Path:
     return path
 
 
-def test_a_secret_comes_from_environment_file_or_settings() -> None:
-    assert resolve_secret(SecretReference(env="NAME"), key="k", environ={"NAME": "value"}) == "value"
-    assert resolve_secret(SecretReference(file=str(written_secret("value\r\n"))), key="k") == "value"
-    assert resolve_secret(LiteralSecret("value"), key="k") == "value"
-
-
-def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_comes_from_environment_file_or_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_SECRET", "value")
     assert resolve_secret(SecretReference(env="SOME_SECRET"), key="k") == "value"
+    assert resolve_secret(SecretReference(file=str(written_secret("value\r\n"))), key="k") == "value"
+    assert resolve_secret(LiteralSecret("value"), key="k") == "value"
 
 
 @each(
@@ -478,7 +474,7 @@ def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.Monke
 )
 def test_a_secret_that_cannot_be_had_names_key_and_place(reference: SecretReference, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
-        resolve_secret(reference, key="intake.token", environ={})
+        resolve_secret(reference, key="intake.token")
     assert caught.value.key == "intake.token"
 
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from shipper.model import wire
-from shipper.report.checks import check_report
+from shipper.report.checks import check_opening_balance, check_report
 from shipper.report.document import read_report
 from shipper.report.findings import Finding
 from shipper.report.ranges import DateRange
@@ -373,15 +373,15 @@ def test_seeded_months_follow_each_other():
         for start, end in (JANUARY, DECEMBER)
     )
     assert made.opening_balance
-    finding = only(made, "opening_balance_is_previous", previous=before)
-    assert (finding.severity, finding.residual) == ("info", 0)
+    finding = check_opening_balance(made, before)
+    assert (finding.check, finding.severity, finding.residual) == ("opening_balance_is_previous", "info", 0)
 
 
 @pytest.mark.parametrize(("opening", "severity"), [("488.60", "info"), ("488.61", "note")])
 def test_opening_balance_is_compared_with_the_period_before(opening, severity):
     previous = report(start="2025-12-01", end="2025-12-31")
     made = replace(report(), opening_balance=Decimal(opening))
-    finding = only(made, "opening_balance_is_previous", previous=previous)
+    finding = check_opening_balance(made, previous)
     assert finding.severity == severity
     assert ("a payout between the two does that" in finding.message) is (severity == "note")
     assert finding.residual == Decimal(opening) - Decimal("488.59")
@@ -401,13 +401,13 @@ def test_opening_balance_is_compared_with_the_period_before(opening, severity):
 )
 def test_only_adjacent_periods_are_compared(end, is_adjacent):
     previous = replace(report(), reporting_period=wire.ReportingPeriod("2025-12-01T00:00:00", end))
-    finding = only(report(), "opening_balance_is_previous", previous=previous)
+    finding = check_opening_balance(report(), previous)
     assert (finding.severity, finding.residual is None) == (("note", False) if is_adjacent else ("info", True))
 
 
 def test_missing_balance_of_the_period_before_is_no_warning():
     previous = replace(report(start="2025-12-01", end="2025-12-31"), outgoing_balance=None)
-    assert only(report(), "opening_balance_is_previous", previous=previous).severity == "info"
+    assert check_opening_balance(report(), previous).severity == "info"
 
 
 @each(
@@ -431,7 +431,6 @@ def test_report_that_lacks_whatever_may_be_missing_is_checked():
     made = read_report(body, account_id=1001).report
     made = replace(made, opening_balance=None, outgoing_balance=None)
     severities = {
-        finding.check: finding.severity
-        for finding in check_report(made, requested=JANUARY, previous=made, earlier_version=made)
+        finding.check: finding.severity for finding in check_report(made, requested=JANUARY, earlier_version=made)
     }
     assert {check for check, severity in severities.items() if severity != "info"} == {"currencies_have_rates"}

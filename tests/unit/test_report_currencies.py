@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from shipper.model.errors import ReportError
 from shipper.report import currencies
-from shipper.report.currencies import currency_code, currency_name
+from shipper.report.currencies import currency_code
 from tests.cases import each
 
 
@@ -69,28 +66,3 @@ def test_no_name_belongs_to_two_currencies():
     ]
     assert len(spellings) > 400
     assert len(dict(spellings)) == len(set(spellings))
-
-
-@each("code", list(currencies._NAMES_BY_CODE))
-def test_usual_name_leads_back_to_the_code(code):
-    name = currency_name(code)
-    assert name
-    assert currency_code(name) == currency_code(code) == code
-
-
-def test_code_that_is_not_known_has_no_name():
-    assert currency_name("XYZ") is None
-    assert currency_name("gbp") == "British Pound"
-
-
-def test_aliases_of_the_user_go_first():
-    aliases = {"House Chips": "EUR", "Euro": "XEU"}
-    assert currency_code("house  chips", aliases) == "EUR"
-    assert currency_code("EURO", aliases) == "XEU"
-    assert currency_code("Yen", aliases) == "JPY"
-
-
-@pytest.mark.parametrize("code", ["", "eur", "EURO", "€"])
-def test_alias_of_what_is_no_code_is_refused(code):
-    with pytest.raises(ReportError, match=r"'Chips' stands for .*three letters"):
-        currency_code("Euro", {"Chips": code})

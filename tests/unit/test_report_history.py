@@ -58,7 +58,7 @@ def kept(history: History) -> list[tuple[str, float, float, int]]:
 def test_first_answer_is_the_first_version(history: History):
     added = add(history, at=5.25)
     assert (added.is_new, added.is_first) == (True, True)
-    assert added.version == history.latest(1001, START, END)
+    assert added.version == history.versions(1001, START, END)[-1]
     assert (added.version.account, added.version.start, added.version.end) == (1001, START, END)
     assert (added.version.first_fetched_at, added.version.fetches) == (5.25, 1)
 
@@ -68,7 +68,7 @@ def test_same_content_is_counted_and_the_first_answer_kept(history: History):
     again = add(history, at=2, request=1)
     assert (again.is_new, again.is_first) == (False, False)
     assert again.version.number == first.version.number
-    assert again.version == history.latest(1001, START, END)
+    assert again.version == history.versions(1001, START, END)[-1]
     assert kept(history) == [("1", 1, 2, 2)]
     assert history.body(again.version) == body(request=0) != body(request=1)
 
@@ -78,7 +78,7 @@ def test_another_content_is_a_restatement(history: History):
     added = add(history, 2, at=2)
     assert (added.is_new, added.is_first) == (True, False)
     assert [history.body(version) for version in history.versions(1001, START, END)] == [body(1), body(2)]
-    assert history.latest(1001, START, END) == added.version
+    assert history.versions(1001, START, END)[-1] == added.version
 
 
 def test_content_that_comes_back_is_a_restatement_too(history: History):
@@ -89,7 +89,7 @@ def test_content_that_comes_back_is_a_restatement_too(history: History):
 def test_accounts_and_periods_are_kept_apart(history: History):
     keys = [(1001, START, END), (1002, START, END), (1001, START, START), (1001, END, END)]
     for number, (account, start, end) in enumerate(keys):
-        assert history.latest(account, start, end) is None
+        assert history.versions(account, start, end) == []
         assert history.add(account, start, end, body(number), 1).is_first
     for number, (account, start, end) in enumerate(keys):
         assert [history.body(each) for each in history.versions(account, start, end)] == [body(number)]
