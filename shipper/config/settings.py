@@ -67,18 +67,20 @@ class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class OAuth2Settings(Section, frozen=True):
     """Access tokens from a token endpoint."""
 
-    token_url: Annotated[str, Meta(description="the token endpoint", examples=["https://login.example.com/token"])]
-    client_id: Annotated[str, Meta(description="the client's id", examples=["shipper"])]
+    token_url: Annotated[
+        str, Meta(description="address of the token endpoint", examples=["https://login.example.com/token"])
+    ]
+    client_id: Annotated[str, Meta(description="the client id", examples=["shipper"])]
     client_secret: Annotated[
-        Secret | None, Meta(description="the client's secret", examples=[{"env": "CLIENT_SECRET"}])
+        Secret | None, Meta(description="the client secret", examples=[{"env": "CLIENT_SECRET"}])
     ] = None
-    scope: Annotated[str, Meta(description="scopes to ask for, separated by blanks")] = ""
-    grant: Annotated[
-        Literal["client_credentials", "password"], Meta(description="how tokens are asked for, in terms of RFC 6749")
-    ] = "client_credentials"
-    username: Annotated[str, Meta(description="user, for the password grant")] = ""
+    scope: Annotated[str, Meta(description="scopes to request, separated by blanks")] = ""
+    grant: Annotated[Literal["client_credentials", "password"], Meta(description="the grant type (RFC 6749)")] = (
+        "client_credentials"
+    )
+    username: Annotated[str, Meta(description="user of the password grant")] = ""
     password: Annotated[
-        Secret | None, Meta(description="password, for the password grant", examples=[{"env": "PASSWORD"}])
+        Secret | None, Meta(description="password of the password grant", examples=[{"env": "PASSWORD"}])
     ] = None
 
     def __post_init__(self) -> None:
@@ -98,38 +100,40 @@ class EndpointSettings(Section, frozen=True):
     """An HTTP API behind a gateway: its address and what it asks for."""
 
     base_url: Annotated[
-        str, Meta(description="scheme, host and port; the paths are added", examples=["https://intake.example.com"])
+        str, Meta(description="scheme, host and port, without a path", examples=["https://intake.example.com"])
     ]
     subscription_key: Annotated[
-        Secret | None, Meta(description="the gateway's subscription key", examples=[{"env": "INTAKE_KEY"}])
+        Secret | None, Meta(description="the subscription key of the gateway", examples=[{"env": "INTAKE_KEY"}])
     ] = None
     subscription_key_secondary: Annotated[
-        Secret | None, Meta(description="for when the first is refused", examples=[{"env": "INTAKE_KEY_2"}])
+        Secret | None,
+        Meta(description="a second key, used when the first is refused", examples=[{"env": "INTAKE_KEY_2"}]),
     ] = None
     token: Annotated[
         Secret | None, Meta(description="the access token", examples=[{"file": "/run/secrets/intake-token"}])
     ] = None
-    oauth2: Annotated[OAuth2Settings | None, Meta(description="where to get tokens; instead of token")] = None
-    allow_plaintext: Annotated[bool, Meta(description="permit http:// to other hosts than this one")] = False
+    oauth2: Annotated[OAuth2Settings | None, Meta(description="a token endpoint, instead of token")] = None
+    allow_plaintext: Annotated[bool, Meta(description="allow http:// to other hosts than this one")] = False
     ca_bundle: Annotated[
-        Path | None, Meta(description="trusted authorities, PEM", examples=["/etc/ssl/certs/intake-ca.pem"])
+        Path | None,
+        Meta(description="certificates of trusted authorities, PEM", examples=["/etc/ssl/certs/intake-ca.pem"]),
     ] = None
     client_certificate: Annotated[
         Path | None,
         Meta(
-            description="the client's certificate, PEM; shown to the service only", examples=["/etc/shipper/client.pem"]
+            description="client certificate, PEM; presented to the service only", examples=["/etc/shipper/client.pem"]
         ),
     ] = None
     client_key: Annotated[
-        Path | None, Meta(description="the certificate's key, PEM", examples=["/etc/shipper/client.key"])
+        Path | None, Meta(description="key of the client certificate, PEM", examples=["/etc/shipper/client.key"])
     ] = None
-    tls_minimum_version: Annotated[Literal["1.2", "1.3"], Meta(description="the oldest TLS that is spoken")] = "1.2"
+    tls_minimum_version: Annotated[Literal["1.2", "1.3"], Meta(description="oldest TLS version to accept")] = "1.2"
     proxy: Annotated[
         str | None, Meta(description="HTTP proxy for all requests", examples=["http://proxy.example.com:3128"])
     ] = None
-    proxy_username: Annotated[str, Meta(description="user at the proxy")] = ""
+    proxy_username: Annotated[str, Meta(description="user name for the proxy")] = ""
     proxy_password: Annotated[
-        Secret | None, Meta(description="password at the proxy", examples=[{"env": "PROXY_PASSWORD"}])
+        Secret | None, Meta(description="password for the proxy", examples=[{"env": "PROXY_PASSWORD"}])
     ] = None
 
     def __post_init__(self) -> None:
@@ -157,14 +161,12 @@ class ReportSettings(EndpointSettings, frozen=True):
 
     media: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
-        Meta(
-            description="marketing sources whose records are those of the reconciled account", examples=[[50121, 50377]]
-        ),
+        Meta(description="marketing sources that belong to the reconciled account", examples=[[50121, 50377]]),
     ] = ()
     accounts: Annotated[
         Path | None,
         Meta(
-            description="CSV with the columns account, media, affiliate_id: whose records are whose",
+            description="CSV file with the columns account, media, affiliate_id: which records belong to which account",
             examples=["/etc/shipper/accounts.csv"],
         ),
     ] = None
@@ -174,30 +176,33 @@ class InputSettings(Section, frozen=True):
     """Which files are read, and how."""
 
     include: Annotated[tuple[str, ...], Meta(description="globs of the files to read")] = ()
-    exclude: Annotated[tuple[str, ...], Meta(description="globs of files to leave out")] = ()
+    exclude: Annotated[tuple[str, ...], Meta(description="globs of files to skip")] = ()
     format: Annotated[
-        Literal["auto", "ndjson", "csv", "batch"], Meta(description="layout; auto: each file tells by its first bytes")
+        Literal["auto", "ndjson", "csv", "batch"],
+        Meta(description="format of the input; auto: detected from the first bytes of each file"),
     ] = "auto"
     csv_delimiter: Annotated[
-        str, Meta(max_length=1, description="between the values of CSV; empty = the header tells")
+        str, Meta(max_length=1, description="delimiter of CSV; empty = detected from the header")
     ] = ""
     start: Annotated[
         Literal["beginning", "end"],
-        Meta(description="where `run` begins in files that are there before their pattern is; later ones: beginning"),
+        Meta(description="where `run` begins in files that exist when their pattern is first used; else beginning"),
     ] = "beginning"
     max_record_bytes: Annotated[
-        int, Meta(ge=1, le=67_108_864, description="size at most; a longer record becomes a dead letter")
+        int, Meta(ge=1, le=67_108_864, description="maximum size of a record; a longer one becomes a dead letter")
     ] = 262_144
-    poll_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="pause between looks at the files")] = 1.0
+    poll_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="interval between checks of the files")] = (
+        1.0
+    )
     rotate_wait_seconds: Annotated[
-        float, Meta(ge=0, le=86_400, description="how long a renamed file is still watched for late writes")
+        float, Meta(ge=0, le=86_400, description="how long a renamed file is watched for late writes")
     ] = 5.0
     on_complete: Annotated[
         Literal["keep", "delete", "move"],
-        Meta(description="what happens to a file whose records are all settled; in `run`, once it was rotated"),
+        Meta(description="what to do with a file whose records are all settled; in `run`, once it was rotated"),
     ] = "keep"
     completed_directory: Annotated[
-        Path | None, Meta(description="where such files are moved", examples=["/var/log/app/shipped"])
+        Path | None, Meta(description="where on_complete = move moves files", examples=["/var/log/app/shipped"])
     ] = None
 
     def __post_init__(self) -> None:
@@ -219,38 +224,44 @@ class RecordsSettings(Section, frozen=True):
 
     mode: Annotated[
         Literal["normalize", "strict"],
-        Meta(description="normalize: what is unambiguous is put right; strict: sent as it came or a dead letter"),
+        Meta(description="normalize: correct unambiguous deviations; strict: send as read, or refuse"),
     ] = "normalize"
-    relax: Annotated[tuple[RuleId, ...], Meta(description="rules reduced to the type of the field")] = ()
+    relax: Annotated[tuple[RuleId, ...], Meta(description="rules to reduce to a check of the field's type")] = ()
     unknown_fields: Annotated[
-        Literal["drop", "reject", "keep"], Meta(description="what becomes of a field that the service does not know")
+        Literal["drop", "reject", "keep"], Meta(description="what to do with a field that the service does not know")
     ] = "drop"
     event_id: Annotated[
-        Literal["require", "derive"], Meta(description="require: a record without EventId becomes a dead letter")
+        Literal["require", "derive"],
+        Meta(description="require: a record without EventId becomes a dead letter; derive: compute it"),
     ] = "require"
-    event_id_fields: Annotated[tuple[str, ...], Meta(description="what a derived EventId is made of")] = ()
+    event_id_fields: Annotated[tuple[str, ...], Meta(description="fields from which an EventId is derived")] = ()
     dedupe_window: Annotated[
-        int, Meta(ge=0, le=100_000_000, description="accepted EventIds remembered to recognise duplicates; 0 = off")
+        int,
+        Meta(
+            ge=0,
+            le=100_000_000,
+            description="number of accepted EventIds to remember for recognising duplicates; 0 = off",
+        ),
     ] = 1_000_000
     mistake_limit: Annotated[
         int,
         Meta(
             ge=0,
             le=1_000_000_000,
-            description="records refused here in a row by one rule, with no good one between, after which the input is "
-            "held back; 0 = never",
+            description="number of consecutive records that break the same rule after which the input is held back; "
+            "0 = never",
         ),
     ] = 1_000
     max_future_seconds: Annotated[
-        int, Meta(ge=0, le=86_400 * 366, description="how far ahead of the clock a Timestamp may be")
+        int, Meta(ge=0, le=86_400 * 366, description="how far in the future a Timestamp may be")
     ] = 300
     assume_timezone: Annotated[
-        str | None, Meta(description="zone of Timestamps that name none", examples=["Europe/Malta"])
+        str | None, Meta(description="time zone of Timestamps without one", examples=["Europe/Malta"])
     ] = None
     mapping: Annotated[
         dict[str, Any],
         Meta(
-            description="wire field from source field",
+            description="source of each field: a path, or a table",
             examples=[{"IP": "client.ip", "ConsumerStatus": {"const": "Verified"}}],
         ),
     ] = {}
@@ -283,7 +294,7 @@ class BatchSettings(Section, frozen=True):
     max_events: Annotated[int, Meta(ge=1, le=1_000_000, description="events per request")] = 1000
     max_bytes: Annotated[int, Meta(ge=1, le=268_435_456, description="bytes per request, uncompressed")] = 1_000_000
     linger_seconds: Annotated[
-        float, Meta(ge=0, le=3600, description="age of the first event at which an unfilled batch is sent")
+        float, Meta(ge=0, le=3600, description="age of its first event at which an incomplete batch is sent")
     ] = 1.0
     unique_consumers: Annotated[bool, Meta(description="at most one event per ConsumerID in a batch")] = True
 
@@ -293,41 +304,44 @@ class DeliverySettings(Section, frozen=True):
 
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Literal["adaptive"],
-        Meta(description="requests in flight; adaptive: as many as the service answers well"),
+        Meta(description="requests in flight; adaptive: as many as the service handles well"),
     ] = "adaptive"
-    max_concurrency: Annotated[int, Meta(ge=1, le=256, description="upper end of adaptive concurrency")] = 64
-    connect_timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="for a connection to open")] = 10.0
-    read_timeout_seconds: Annotated[float, Meta(gt=0, le=3600, description="for an answer to come")] = 60.0
+    max_concurrency: Annotated[int, Meta(ge=1, le=256, description="upper limit of adaptive concurrency")] = 64
+    connect_timeout_seconds: Annotated[float, Meta(gt=0, le=600, description="time limit for opening a connection")] = (
+        10.0
+    )
+    read_timeout_seconds: Annotated[float, Meta(gt=0, le=3600, description="time limit for an answer")] = 60.0
     connection_max_age_seconds: Annotated[
-        float, Meta(gt=0, le=86_400, description="then a connection is renewed, so that DNS changes are seen")
+        float, Meta(gt=0, le=86_400, description="maximum age of a connection, so that DNS changes take effect")
     ] = 300.0
-    retry_initial_seconds: Annotated[float, Meta(gt=0, le=3600, description="longest first backoff")] = 0.5
-    retry_max_seconds: Annotated[float, Meta(gt=0, le=86_400, description="longest backoff of all")] = 60.0
+    retry_initial_seconds: Annotated[float, Meta(gt=0, le=3600, description="upper limit of the first backoff")] = 0.5
+    retry_max_seconds: Annotated[float, Meta(gt=0, le=86_400, description="upper limit of every backoff")] = 60.0
     give_up_after_seconds: Annotated[
-        float, Meta(ge=0, le=31_536_000, description="one-shot modes end after so long without acceptance")
+        float, Meta(ge=0, le=31_536_000, description="one-shot modes end after this time without an acceptance")
     ] = 900.0
     fail_fast: Annotated[
         bool,
         Meta(
-            description="one-shot modes end within 10 s on a fault of the set-up (token, key, address, "
-            "TLS, unknown host) before anything was accepted; `run` never does"
+            description="one-shot modes end within 10 s if the set-up is wrong (token, key, address, TLS, unknown "
+            "host) and nothing was accepted; `run` never does"
         ),
     ] = True
     poison_limit: Annotated[
         int, Meta(ge=1, le=1_000_000, description="consecutive refused records at which delivery pauses")
     ] = 50
     rate_limit_events_per_second: Annotated[
-        float, Meta(ge=0, description="events sent per second at most; 0 = no limit")
+        float, Meta(ge=0, description="maximum number of events per second; 0 = no limit")
     ] = 0.0
     drain_timeout_seconds: Annotated[
-        float, Meta(ge=0, le=86_400, description="time to settle what was read, after a stop was asked for")
+        float, Meta(ge=0, le=86_400, description="time limit for settling what was read, after a stop signal")
     ] = 25.0
     drain: Annotated[
         Literal["input", "until_idle"],
-        Meta(description="input: a stop ends reading at once; until_idle: once nothing new comes any more"),
+        Meta(description="input: a stop ends reading at once; until_idle: when no new input arrives"),
     ] = "input"
     drain_idle_seconds: Annotated[
-        float, Meta(gt=0, le=3600, description="how long nothing new has come by then, for drain = until_idle")
+        float,
+        Meta(gt=0, le=3600, description="time without new input after which reading ends, for drain = until_idle"),
     ] = 5.0
     traceparent: Annotated[bool, Meta(description="send a traceparent header with every attempt")] = True
     compression: Annotated[Literal["none", "gzip"], Meta(description="Content-Encoding of requests")] = "none"
@@ -354,28 +368,34 @@ class StateSettings(Section, frozen=True):
     ] = msgspec.field(default_factory=lambda: default_state_directory(os.environ))
     commit_interval_seconds: Annotated[
         float,
-        Meta(ge=0.001, le=60, description="longest wait for a commit of the state; much to save is saved at once"),
+        Meta(
+            ge=0.001,
+            le=60,
+            description="maximum interval between commits of the state; a large amount is saved earlier",
+        ),
     ] = 0.5
     dead_letter_max_bytes: Annotated[
-        int, Meta(ge=1, description="quota of the dead letters; at it, delivery pauses")
+        int, Meta(ge=1, description="quota of the dead letters; when it is reached, delivery pauses")
     ] = 1_073_741_824
     dead_letter_retention_days: Annotated[
-        float, Meta(ge=0, le=36_500, description="then dead letters are deleted; 0 = kept until they are purged")
+        float, Meta(ge=0, le=36_500, description="age at which dead letters are deleted; 0 = never")
     ] = 0.0
     ledger_retention_days: Annotated[
-        float, Meta(ge=0, le=36_500, description="then the ledger's counts of a day are deleted; 0 = kept for ever")
+        float, Meta(ge=0, le=36_500, description="age at which the ledger's counts of a day are deleted; 0 = never")
     ] = 0.0
 
 
 class SpoolSettings(Section, frozen=True):
     """Where standard input is kept until it is settled."""
 
-    max_bytes: Annotated[int, Meta(ge=1, description="bytes kept at most; then reading waits")] = 1_073_741_824
-    segment_bytes: Annotated[int, Meta(ge=1, description="bytes of one segment file")] = 16_777_216
+    max_bytes: Annotated[
+        int, Meta(ge=1, description="maximum size of the spool; when it is reached, reading waits")
+    ] = 1_073_741_824
+    segment_bytes: Annotated[int, Meta(ge=1, description="size of a segment file")] = 16_777_216
     fsync: Annotated[
-        Literal["always", "interval", "never"], Meta(description="when segments are forced to the disk")
+        Literal["always", "interval", "never"], Meta(description="when segments are synchronised to the disk")
     ] = "interval"
-    fsync_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="between two, for fsync = interval")] = 1.0
+    fsync_interval_seconds: Annotated[float, Meta(gt=0, le=3600, description="interval for fsync = interval")] = 1.0
 
     def __post_init__(self) -> None:
         if self.segment_bytes > self.max_bytes:
@@ -387,7 +407,7 @@ class SpoolSettings(Section, frozen=True):
 class LogSettings(Section, frozen=True):
     """Diagnostics, on standard error."""
 
-    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="the least that is shown")] = "info"
+    level: Annotated[Literal["debug", "info", "warning", "error"], Meta(description="lowest level to log")] = "info"
     format: Annotated[
         Literal["auto", "json", "console"], Meta(description="auto: console on a terminal, else JSON lines")
     ] = "auto"
@@ -403,13 +423,16 @@ class AdminSettings(Section, frozen=True):
     hosts: Annotated[
         tuple[str, ...],
         Meta(
-            description="names that requests may call it by, beside localhost, IP addresses and that of `admin.listen`",
+            description="host names that requests may use, besides localhost, IP addresses and that of `admin.listen`",
             examples=[["shipper.monitoring.svc"]],
         ),
     ] = ()
 
     stuck_seconds: Annotated[
-        float, Meta(ge=0.5, le=3600, description="a stage at work on one piece for longer is stuck: `/healthz` fails")
+        float,
+        Meta(
+            ge=0.5, le=3600, description="time on one piece of work after which a stage is stuck, and `/healthz` fails"
+        ),
     ] = 30.0
 
     def __post_init__(self) -> None:
