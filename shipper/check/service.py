@@ -25,9 +25,9 @@ from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
+from shipper.status.units import span
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
-_UNITS_S: Final = ((86_400, "days"), (3_600, "hours"), (60, "minutes"))
 _NO_ROUTE: Final = {"not_found", "redirect", "html_answer"}
 # The steps to which it belongs that there was no answer.
 _STEPS: Final = {
@@ -298,6 +298,5 @@ def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]
     if expires_at is None:
         return "ok", ""
     left_s = expires_at - wall_time
-    size_s, unit = next((each for each in _UNITS_S if abs(left_s) >= 2 * each[0]), (1, "seconds"))
-    count = f"{abs(left_s) // size_s:.0f} {unit}"
-    return ("ok", f"; it expires in {count}") if left_s > 0 else ("note", f"; it has expired {count} ago")
+    left = span(abs(left_s))
+    return ("ok", f"; it expires in {left}") if left_s > 0 else ("note", f"; it has expired {left} ago")

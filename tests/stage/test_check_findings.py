@@ -464,7 +464,7 @@ def test_a_token_endpoint_is_asked(granted: Shipper, service: Service):
     checked = online(granted, env={"CLIENT_SECRET": "sandbox-client-secret"})
     assert (checked.code, checked.results()) == (0, GOOD)
     what = checked.what("intake:credentials")
-    assert f"from the token endpoint {service.target.base_url}/oauth2/v2.0/token; it expires in 59 minutes" in what
+    assert f"from the token endpoint {service.target.base_url}/oauth2/v2.0/token; it expires in 59 min" in what
     assert "CLIENT_SECRET" in checked.what("intake.oauth2.client_secret", "ok")
 
 
