@@ -300,7 +300,7 @@ CASES: dict[str, list[Case]] = {
         *of(encoded(), EVENT.replace(b"05Z", b"05.000+00:00") + b"\n", EVENT.replace(b"0f6f", b"0F6F") + b"\n"),
         *of(encoded(mode="strict"), EVENT + b"\n"),
     ],
-    "Parting good records from bad ones": [
+    "Separating good records from bad ones": [
         *of(encoded(), b"x\n", b"[]\n", EVENT + b"\nx\n", EVENT + b"\n" + EVENT.replace(b"203", b"999") + b"\n"),
         *of(encoded(CSV), b"1,2,3\n", b"1,2\n", b'"\n'),
     ],
@@ -318,7 +318,7 @@ CASES: dict[str, list[Case]] = {
         archived(lambda many: EMPTY_MEMBER + b"\0" * many),
     ],
     "Body of an answer": of(received, b"x", begin=HEAD + b"Content-Length: 99999\r\n\r\n"),
-    "What frames an answer: its head and informational ones before it, chunks, trailers": [
+    "Framing of an answer: heads, informational ones included, chunks, trailers": [
         *of(
             received, b"X: 1\r\n", b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 X\r\nA: b\r\n\r\n", b"X", begin=b""
         ),
@@ -366,7 +366,7 @@ CASES: dict[str, list[Case]] = {
         ),
         *of(lambda data: whole_number("17").search(data), b"0", b"1", b"17", b"00 "),
     ],
-    "AffiliateIDs that are counted in the ledger": of(
+    "AffiliateIDs in the ledger": of(
         lambda data: (are_identifiers([text(data)]), counted_as(b"k" * 32)(text(data))), b"a", b".", b" ", b"\xff"
     ),
     "A token answer": [
