@@ -71,7 +71,7 @@ def _buffered(stream: TextIO) -> TextIO:
 
 def _forbid_looking_into_memory() -> None:
     """
-    Have the kernel write no core of this process, and let no other process of the user read its memory.
+    Prevent core dumps, and keep other processes of the user from reading this one's memory.
 
     It holds secrets and records. `SHIPPER_DUMPABLE=1` leaves this out, for debuggers and profilers.
     """

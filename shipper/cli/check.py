@@ -134,7 +134,7 @@ def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
 
 
 def _sources(written: Mapping[str, Written]) -> str:
-    """Say where settings were written."""
+    """Add where settings were written."""
     sources = {entry.source for entry in written.values()}
     variables = {source for source in sources if source.startswith("environment ")}
     flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
@@ -181,7 +181,7 @@ def _check_state(settings: Settings, findings: _Findings) -> None:
 
 
 def _directory(directory: Path) -> tuple[Result, str, str]:
-    """Say whether a state directory can be used; nothing is made or changed."""
+    """Check whether a state directory can be used; nothing is made or changed."""
     name = "state.directory"
     if not os.path.lexists(directory):
         above = next(each for each in directory.parents if os.path.lexists(each))

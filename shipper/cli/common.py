@@ -133,7 +133,7 @@ def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
 
 @contextmanager
 def reader_may_leave() -> Iterator[None]:
-    """Take it for no fault if whoever reads our output has what it wanted."""
+    """Treat a closed stdout as success."""
     try:
         yield
     except BrokenPipeError:
@@ -142,12 +142,12 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print lines for people, to standard error; what in them comes from outside moves no cursor."""
+    """Print lines to standard error, with control characters of foreign text escaped."""
     print(plain(text), file=cast(TextIO, ForgivingStderr()))
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Go on only with a yes; ends the command otherwise."""
+    """Ask, and end the command unless the answer is yes."""
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():

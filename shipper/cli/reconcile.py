@@ -269,7 +269,7 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
 
 
 def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:
-    """Say what the state knows that may bear on the differences."""
+    """Return notes on what in the state may explain differences."""
     from shipper.report.reconcile.words import totals_of
     from shipper.state.ledger import read_ledger
     from shipper.status.overview import look_at

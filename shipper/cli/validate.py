@@ -219,7 +219,7 @@ class _Check:
 
 
 def shape_of(value: object) -> str:
-    """Tell the form of a value and not the value: `aaaa_99`, `9-digit number`."""
+    """Return the form of a value, not the value: `aaaa_99`, `9-digit number`."""
     if isinstance(value, bool) or value is None:
         return "null" if value is None else "true or false"
     if isinstance(value, str):

@@ -42,7 +42,7 @@ _BY_RATE: Final = (
 
 def check_balances(report: wire.DailyReport, entries: Entries, tolerance: Decimal) -> Iterator[Finding]:
     """
-    Tell of each hypothesis whether it holds, and warn of a balance that follows from nothing.
+    Return for each hypothesis whether it holds, and warn of a balance that no hypothesis explains.
 
     Hypotheses with exchange rates are left out where every rate is 1.
 
@@ -153,7 +153,7 @@ def _of_account(
 
 
 def _of_sources(entries: Entries, conversion: _Conversion, tolerance: Decimal) -> Finding:
-    """Tell of how many marketing sources it holds, with the figures of the one that is furthest off."""
+    """Return for how many marketing sources it holds, with the figures of the one that is furthest off."""
     check = f"outgoing_balance_of_source_is_revenue{conversion.suffix}"
     claim = f"a marketing source's outgoing balance is its revenue share, CPA and fees{conversion.words}"
     told = [

@@ -186,7 +186,7 @@ class ReportClient:
                 raise NoServiceError(f"{self._gate.message}; it asks to wait {wait_s:.0f} s more, that is too long")
 
     def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
-        """Tell what a report that failed for too long means for the others."""
+        """Return what a report that failed for too long means for the others."""
         patience_s = self._patience_for(verdict)
         times = "once" if attempts == 1 else f"{attempts} times within {patience_s:g} s"
         message = f"{verdict.message}; it was asked for {times}"
@@ -240,7 +240,7 @@ def report_path(account_id: int, start: date, end: date) -> str:
 
 
 def _refusal(verdict: Verdict) -> ReportError:
-    """Say why there is no report, in terms of reports: the table of verdicts speaks of records."""
+    """Return why there is no report, in terms of reports: the table of verdicts is about records."""
     if verdict.reason in _NOT_LET_IN:
         return NoServiceError(verdict.message)
     if verdict.status == 404:
@@ -254,7 +254,7 @@ def _refusal(verdict: Verdict) -> ReportError:
 
 
 def _verdict(answer: Answer, wall_time: float) -> Verdict:
-    """Judge an answer; what says that it is a success is a report until it is read."""
+    """Return the verdict on an answer; one that claims success counts as a report until it is read."""
     if len(answer.body) > _MAX_REPORT_BYTES:
         return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
     if answer.status == 200 and answer.content_type != "text/html":

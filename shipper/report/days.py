@@ -45,7 +45,7 @@ class Days:
 
     def _day_of(self, hour: str) -> str:
         """
-        Tell the day, `YYYY-MM-DD`, of an hour of UTC, `YYYY-MM-DDThh`.
+        Return the day, `YYYY-MM-DD`, of an hour of UTC, `YYYY-MM-DDThh`.
 
         An hour that no calendar has, as a relaxed rule lets it pass, is of the day that it names.
 

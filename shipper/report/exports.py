@@ -268,7 +268,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def check_installed(form: str) -> None:
     """
-    Tell before anything is fetched that a form cannot be written.
+    Raise before anything is fetched if a form cannot be written.
 
     Raises:
         ReportError: Its package is not installed.

@@ -136,7 +136,7 @@ class Coverage(NamedTuple):
         return f"{asked - len(missing):,} of {asked:,} periods; {days} {'is' if len(missing) == 1 else 'are'} missing"
 
     def lines(self) -> list[str]:
-        """Say of each account what is missing, if anything is."""
+        """Return what is missing, one line for each account that lacks something."""
         return [f"Incomplete: account {each}, {self.of(each)}." for each in _accounts(self.missing)]
 
     def as_json(self) -> list[dict[str, Any]]:

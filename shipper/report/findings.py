@@ -46,7 +46,7 @@ def comparison(
     if_not: Severity = "info",
 ) -> Finding:
     """
-    Tell whether a claim holds.
+    Return whether a claim holds, as a finding.
 
     Args:
         claim: That both are the same, in words.

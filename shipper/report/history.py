@@ -177,7 +177,7 @@ class History:
         return [_version(row) for row in rows]
 
     def latest_of_all(self) -> LatestFetch | None:
-        """Tell which report was fetched last."""
+        """Return which report was fetched last."""
         with understood(self._path):
             row = self._db.execute(
                 "SELECT last_fetched_at, account, first_day, last_day FROM versions "
@@ -200,7 +200,7 @@ class History:
 
     def body(self, version: Version) -> bytes:
         """
-        Give the answer that a version came with first, as it was.
+        Return the answer that a version came with first, unchanged.
 
         Raises:
             StateError: The database cannot be read.
@@ -324,7 +324,7 @@ def _neighbours(versions: Sequence[Version], fetched_at: float) -> list[Version]
 
 def latest_fetch(directory: Path) -> LatestFetch | None:
     """
-    Tell which report was fetched last into a state directory, without making anything there.
+    Return which report was fetched last into a state directory, without creating anything there.
 
     Returns:
         None if there is no history, or nothing in it.

@@ -44,7 +44,7 @@ def ledger_table(
     ledger: Iterable[LedgerRow], dead_letters: Mapping[LedgerKey, int], *, days: Days, by: By, only: DateRange | None
 ) -> FlatTable:
     """
-    Put the ledger together.
+    Build the table.
 
     Args:
         dead_letters: By where the ledger would count them.

@@ -71,7 +71,7 @@ def _currency(entry: wire.MarketingSource) -> tuple[object, object]:
 
 
 def _filled(value: Any, other: Any) -> Any:
-    """Take from another listing what is missing in one, and a name for an empty one."""
+    """Fill what is missing in one listing, and an empty name, from another."""
     if isinstance(value, Struct) and isinstance(other, Struct):
         fields = {name: _filled(getattr(value, name), getattr(other, name)) for name in value.__struct_fields__}
         return replace(value, **fields)

@@ -47,7 +47,7 @@ class Metric:
     has_adjustment: bool = True
 
     def figure(self, entry: wire.MarketingSource) -> wire.AmountPair:
-        """Take the figure out of a marketing source; what lies on the way to it may be missing as well."""
+        """Return the figure of a marketing source; an object that contains it may be missing as well."""
         value: object = entry
         for name in self.path.split("."):
             value = getattr(value, name, None)
@@ -127,7 +127,7 @@ def added(metric: Metric, entries: Iterable[wire.MarketingSource]) -> wire.Amoun
 
 def at_most(metric: Metric, entries: Iterable[wire.MarketingSource]) -> Decimal | None:
     """
-    Tell how many customers there are at most in several marketing sources of one period: as if none came twice.
+    Return how many customers several marketing sources of one period have at most: as if none came twice.
 
     Returns:
         None if a figure is missing or there is no entry.

@@ -134,7 +134,7 @@ def by_account(fetched: Iterable[Fetched]) -> list[list[Fetched]]:
 
 
 def are_disjoint(fetched: Sequence[Fetched]) -> bool:
-    """Tell whether no two of ascending periods overlap, as far as their ends say; only then may they be added."""
+    """Return whether no two of ascending periods overlap, as far as their ends show; only then may they be added."""
     periods = [_period(item) for item in fetched]
     return all(earlier != later and earlier[1] <= later[0] for earlier, later in pairwise(periods))
 
@@ -234,7 +234,7 @@ def _lines(brands: _Brands) -> Iterator[Line]:
 
 
 def shows_currency(lines: Iterable[Line], reporting_currency: str | None) -> bool:
-    """Tell whether the lines must say their currencies: they are not simply that of the account."""
+    """Return whether the lines need a currency of their own because some differ from that of the account."""
     return any(
         name != reporting_currency or (rate is not None and rate != 1)
         for name, rate in currencies(entry for line in lines for entry in line.entries)

@@ -168,7 +168,7 @@ def _cell(metric: Metric, figure: wire.AmountPair) -> Text:
 
 
 def _groups(metrics: Sequence[Metric], cells: dict[str, list[Text]], width: int) -> list[list[Metric]]:
-    """Deal the columns out to as few tables as fit the width, in their order; each takes at least one."""
+    """Distribute the columns, in order, over as few tables as fit the width; each has at least one."""
     groups: list[list[Metric]] = []
     room = 0
     for metric in metrics:

@@ -99,7 +99,7 @@ class Operation:
             entry.seconds = round(anyio.current_time() - started, 6)
 
     async def _end_at_stop(self, exchange: anyio.CancelScope) -> None:
-        """Let no fault, latency or slow client hold up the end of the sandbox."""
+        """Cancel an exchange that would delay the end of the sandbox."""
         await self._service.stopping.wait()
         await anyio.sleep(_STOP_GRACE_SECONDS)
         exchange.cancel()

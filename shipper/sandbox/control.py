@@ -125,7 +125,7 @@ class Control:
         return json_response(self._index)
 
     async def access(self, _: Request) -> Response:
-        """Tell addresses, keys, a token, and what the token endpoint asks for."""
+        """Return addresses, keys, a token, and what the token endpoint asks for."""
         gateway = self._service.gateway
         return json_response(
             {
@@ -198,7 +198,7 @@ class Control:
         return await self.faults(request)
 
     async def clear_faults(self, request: Request) -> Response:
-        """Let nothing go wrong any more."""
+        """Remove all faults."""
         self._service.faults.load(FaultScript())
         return await self.faults(request)
 
@@ -213,7 +213,7 @@ class Control:
         return await self.clock(request)
 
     async def restate(self, request: Request) -> Response:
-        """Let the report's figures of some days change: {"start": "2026-03-01", "end": "2026-03-31"}."""
+        """Change the report's figures of some days: {"start": "2026-03-01", "end": "2026-03-31"}."""
         period = await _read(request, _Period)
         days = (period.end - period.start).days + 1
         if not 1 <= days <= _RESTATED_DAYS_MAX:

@@ -89,7 +89,7 @@ class Gateway:
 
     def refusal(self, headers: Mapping[str, str]) -> Refusal | None:
         """
-        Judge a request by its headers.
+        Check a request by its headers.
 
         Args:
             headers: Looked up without regard to case.
@@ -132,7 +132,7 @@ class Gateway:
         return None
 
     def _judge_calls(self) -> Refusal | None:
-        """Hold the limits of the subscription, which both keys and both operations share."""
+        """Enforce the limits of the subscription, which both keys and both operations share."""
         wait = ceil(self.rate.admit())
         if wait:
             message = f"Rate limit is exceeded. Try again in {wait} seconds."

@@ -94,7 +94,7 @@ def read_batch(
     body: bytes, *, is_strict: bool, now_seconds: float, is_known: Callable[[str], bool] | None = None
 ) -> Intake | Refusal:
     """
-    Take the body of an intake request apart.
+    Parse the body of an intake request.
 
     The usual batch is decoded and checked column by column; only if that fails are its events judged one by one.
 

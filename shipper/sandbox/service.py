@@ -128,11 +128,11 @@ class Service:
         }
 
     def restate(self, start: date, end: date) -> None:
-        """Let the figures of these days, both included, change."""
+        """Change the figures of these days, both included."""
         self.restated.update(start + timedelta(days=day) for day in range((end - start).days + 1))
 
     async def intake(self, request: Request, entry: RequestEntry) -> Response:
-        """Take a batch: `POST` of `wire.INTAKE_PATH`."""
+        """Accept a batch: `POST` of `wire.INTAKE_PATH`."""
         body = self.gateway.refusal(request.headers) or await self.gateway.read_body(request)
         if isinstance(body, Refusal):
             return refusal_response(body)
@@ -217,7 +217,7 @@ def day(text: str) -> date | None:
 
 
 def _results(batch: Intake) -> list[dict[str, object]]:
-    """Give each event of the request a status of its own, in the request's order."""
+    """Return a status for each event of the request, in the request's order."""
     results: dict[int, dict[str, object]] = {
         index: {"index": index, "EventId": event.EventId, "status": _TAKEN}
         for index, event in zip(batch.indexes, batch.events, strict=True)

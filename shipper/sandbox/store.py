@@ -190,7 +190,7 @@ class EventStore:
         self._registered: Counter[tuple[str, int, str]] = Counter()
 
     def _index(self, events: Sequence[ActivityEvent]) -> Added:
-        """Take note of the events of the newest batch."""
+        """Index the events of the newest batch."""
         first = self._newest << _POSITION_BITS
         event_ids = [event.EventId for event in events]
         places = dict(zip(event_ids, range(first, first + len(events)), strict=True))

@@ -83,7 +83,7 @@ class TokenIssuer:
         return jwt.encode(claims, self._secret, algorithm="HS256")
 
     def fault(self, token: str) -> str:
-        """Say what is wrong with a token; empty if nothing is."""
+        """Return what is wrong with a token; empty if nothing is."""
         try:
             # The times are checked below, against the clock that was given instead of the library's own.
             payload = jwt.decode(

@@ -136,7 +136,7 @@ def export(
 
 def _common_header(forms: dict[bytes, str]) -> bytes:
     """
-    Tell what has to stand in front of records that are to be one file; empty for JSON.
+    Return the header for records that are written to one file; empty for JSON.
 
     Raises:
         typer.BadParameter: They have several forms.

@@ -91,7 +91,7 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
 
 
 def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> int:
-    """Judge the letters without sending them; returns the exit code."""
+    """Check the letters without sending them; returns the exit code."""
     failed: dict[str, list[str]] = {}
     sent = 0
     is_some_left = False

@@ -39,7 +39,7 @@ def selection_of(
     reason: str = "", since: str = "", path: str = "", delivery: str = "", older_than: float | None = None
 ) -> Selection:
     """
-    Take the filters as they were written; without any, it is all of them.
+    Parse the filters of a command line; without any, all letters are selected.
 
     Args:
         older_than: Days.
@@ -82,7 +82,7 @@ def opened(settings: Settings) -> Iterator[Letters | None]:
 
 
 def none_found(selection: Selection) -> str:
-    """Say that there are none, of all or of those that were asked for."""
+    """Return that there are none, at all or of those that were asked for."""
     return "no dead letters" if selection == selection_of() else "no dead letters match"
 
 

@@ -53,7 +53,7 @@ def checked_target(output: str, form: Form) -> Path | None:
 
 def check_partial(target: Path | None, *, is_partial: bool, is_allowed: bool) -> None:
     """
-    Keep what lacks a report from taking the place of a file that may be whole.
+    Refuse to replace an existing file by an incomplete one.
 
     Raises:
         ReportError: It would.
@@ -111,7 +111,7 @@ class Output(NamedTuple):
     is_one: bool = True
 
     def piece(self, report: FetchedReport, *, is_restated: bool) -> Piece:
-        """Take of a report what its form needs."""
+        """Return what the form needs of a report."""
         from shipper.report import exports
         from shipper.report.rows import Fetched, source_table
 
@@ -127,7 +127,7 @@ class Output(NamedTuple):
 
     def joined(self, pieces: Sequence[Piece], findings: Sequence[str], coverage: Coverage) -> bytes:
         """
-        Put the pieces together.
+        Join the pieces into one document.
 
         Args:
             findings: For the page.

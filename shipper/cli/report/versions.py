@@ -323,7 +323,7 @@ def read(history: History, version: Version) -> FetchedReport:
 
 
 def in_words(kept: Kept) -> str:
-    """Say what became of a report."""
+    """Return in words what became of a report."""
     match kept.status:
         case "new":
             text = "new"

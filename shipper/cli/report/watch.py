@@ -96,7 +96,7 @@ def watch(
 
 
 def _checked_hook(command: str) -> list[str]:
-    """Take a command line apart, as a shell would, and see that it can be run; empty if there is none."""
+    """Split a command line as a shell would, and check that it can be run; empty if there is none."""
     try:
         words = shlex.split(command)
     except ValueError as error:

@@ -149,7 +149,7 @@ def _note(words: str, metric: Metric, value: Decimal | None) -> Html | None:
 
 
 def _change(metric: Metric, value: Decimal | None, previous: Decimal | None) -> Html | None:
-    """Tell the difference to the period before; whether more is better, the document does not say."""
+    """Show the difference to the period before; the document does not say whether more is better."""
     if value is None or previous is None:
         return None
     change = difference(value, previous)

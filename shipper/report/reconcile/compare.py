@@ -105,7 +105,7 @@ class _Comparison:
         self._claim_of = owners.naming(account, named).claims().of
 
     def sorted_out(self, counts: Mapping[LedgerKey, int]) -> tuple[dict[LedgerKey, int], dict[LedgerKey, int]]:
-        """Part what is the account's from what is not."""
+        """Separate what is the account's from what is not."""
         parts: tuple[dict[LedgerKey, int], dict[LedgerKey, int]] = {}, {}
         for key, count in counts.items():
             if count:

@@ -63,7 +63,7 @@ def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | Non
 
 def provisional(row: Row, earlier: Iterable[wire.AmountPair], young: int) -> Row:
     """
-    Judge of a provisional row only what time cannot mend: a lack beyond the records of the days that are young.
+    Judge only what time cannot mend in a provisional row: a lack beyond the records of the most recent days.
 
     Args:
         young: How many of the accepted records are of those days.

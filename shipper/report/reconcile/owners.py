@@ -64,7 +64,7 @@ class Owners(NamedTuple):
 
 
 class Claims:
-    """Answers whose records are."""
+    """Finds the owner of records."""
 
     def __init__(self, owners: Owners) -> None:
         self._media = owners.media

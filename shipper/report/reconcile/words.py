@@ -110,7 +110,7 @@ def coverage(found: Reconciliation) -> str:
 
 
 def headlines(found: Reconciliation) -> list[str]:
-    """Say what came of it, the verdict first: what stands at the top of every form."""
+    """Return the lines at the top of every form, the verdict first."""
     return [
         f"Verdict: {found.verdict}. {' '.join(_verdict(found))}",
         *_alarm(found),
@@ -205,7 +205,7 @@ def joined(days: Iterable[DateRange]) -> list[DateRange]:
 
 
 def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
-    """Say what is to be known besides, one sentence each."""
+    """Return further remarks, one sentence each."""
     said = []
     if found.count("unexplained") and {row.unexplained > 0 for row in found.rows if row.unexplained} == {True, False}:
         said.append(
@@ -220,7 +220,7 @@ def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
 
 
 def findings(found: Reconciliation) -> Iterator[str]:
-    """Say what is wrong in the reports; of each check once, with the first period of which it is true."""
+    """Yield what is wrong in the reports; each check once, with the first period that it is true of."""
     told: dict[str, list[str]] = {}
     for period in found.periods:
         for finding in period.findings:
@@ -231,13 +231,13 @@ def findings(found: Reconciliation) -> Iterator[str]:
 
 
 def said_elsewhere(each: Elsewhere) -> str:
-    """Say whose records are that are not the account's."""
+    """Return whose the records are that are not the account's."""
     contested = f"; {each.contested:,} of them contested" if each.contested else ""
     return f"of account {each.owner}{contested}" if each.owner is not None else "no report has ever named this source"
 
 
 def said_of(row: Row) -> str:
-    """Say what explains the difference of a row."""
+    """Return what explains the difference of a row."""
     return "; ".join(_said_of(row))
 
 
