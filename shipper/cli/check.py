@@ -134,7 +134,7 @@ def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
 
 
 def _sources(written: Mapping[str, Written]) -> str:
-    """Add where settings were written."""
+    """Return where settings were written, in words."""
     sources = {entry.source for entry in written.values()}
     variables = {source for source in sources if source.startswith("environment ")}
     flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
