@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -107,6 +107,7 @@ def days_of_zone(name: str) -> Days:
         raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", source="--timezone") from None
 
 
+@cache
 def days_of_offset(hours: int) -> Days:
     """Make the days of a place that is whole hours apart from UTC, all year round."""
     return Days(timezone(timedelta(hours=hours)), f"UTC{hours:+}" if hours else "UTC", zone_of_offset(hours))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import date, timedelta
 from decimal import Decimal
+from functools import cache
 from math import prod
 from random import Random
 from types import MappingProxyType
@@ -146,10 +147,15 @@ def cells(accepted: Mapping[LedgerKey, int], offset: int = 0) -> Counter[Cell]:
     """Count records by the day of a clock, worked out anew."""
     found: Counter[Cell] = Counter()
     for (hour, number, _, media), count in accepted.items():
-        day, of_day = divmod(int(hour[11:]) + offset, 24)
-        assert 0 <= of_day < 24
-        found[date.fromisoformat(hour[:10]) + day * DAY, Pair(number, int(media))] += count
+        found[cell_of(hour, number, media, offset)] += count
     return found
+
+
+@cache
+def cell_of(hour: str, number: int, media: str, offset: int) -> Cell:
+    day, of_day = divmod(int(hour[11:]) + offset, 24)
+    assert 0 <= of_day < 24
+    return date.fromisoformat(hour[:10]) + day * DAY, Pair(number, int(media))
 
 
 def ledger(rng: Random) -> Case:
@@ -167,7 +173,7 @@ def ledger(rng: Random) -> Case:
 def near(accepted: Mapping[LedgerKey, int]) -> dict[Cell, tuple[int, int]]:
     found: dict[Cell, tuple[int, int]] = {}
     for (hour, number, _, media), count in accepted.items():
-        cell = date.fromisoformat(hour[:10]), Pair(number, int(media))
+        cell = cell_of(hour, number, media, 0)
         first, last = found.get(cell, (0, 0))
         found[cell] = first + count * (int(hour[11:]) < 2), last + count * (int(hour[11:]) >= 22)
     return found
