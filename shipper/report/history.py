@@ -73,14 +73,11 @@ class Added(NamedTuple):
     What became of an answer.
 
     Attributes:
-        is_new: Whether its content differs from what was fetched before it.
-        is_first: Whether there was none before for this account and period. A new one that is not the first is a
-            restatement.
+        is_new: Whether its content differs from what was fetched before it, if anything was.
     """
 
     version: Version
     is_new: bool
-    is_first: bool
 
 
 class LatestFetch(Struct, frozen=True):
@@ -132,7 +129,7 @@ class History:
                 # An earlier version of this program may have made the hash otherwise.
                 if content == neighbour.content_hash or content == content_hash(self.body(neighbour)):
                     counted = replace(neighbour, content_hash=content)
-                    return Added(self._count(counted, fetched_at), is_new=False, is_first=False)
+                    return Added(self._count(counted, fetched_at), is_new=False)
             version = Version(
                 number=0,
                 account=account,
@@ -145,7 +142,7 @@ class History:
                 fetches=1,
             )
             note_sources(self._db, account, body)
-            return Added(self._insert(version, body), is_new=True, is_first=not versions)
+            return Added(self._insert(version, body), is_new=True)
 
     def versions(self, account: int, start: date, end: date) -> list[Version]:
         """

@@ -57,7 +57,7 @@ def kept(history: History) -> list[tuple[str, float, float, int]]:
 
 def test_first_answer_is_the_first_version(history: History):
     added = add(history, at=5.25)
-    assert (added.is_new, added.is_first) == (True, True)
+    assert added.is_new
     assert added.version == history.versions(1001, START, END)[-1]
     assert (added.version.account, added.version.start, added.version.end) == (1001, START, END)
     assert (added.version.first_fetched_at, added.version.fetches) == (5.25, 1)
@@ -66,7 +66,7 @@ def test_first_answer_is_the_first_version(history: History):
 def test_same_content_is_counted_and_the_first_answer_kept(history: History):
     first = add(history, at=1)
     again = add(history, at=2, request=1)
-    assert (again.is_new, again.is_first) == (False, False)
+    assert not again.is_new
     assert again.version.number == first.version.number
     assert again.version == history.versions(1001, START, END)[-1]
     assert kept(history) == [("1", 1, 2, 2)]
@@ -76,7 +76,7 @@ def test_same_content_is_counted_and_the_first_answer_kept(history: History):
 def test_another_content_is_a_restatement(history: History):
     add(history, 1, at=1)
     added = add(history, 2, at=2)
-    assert (added.is_new, added.is_first) == (True, False)
+    assert added.is_new
     assert [history.body(version) for version in history.versions(1001, START, END)] == [body(1), body(2)]
     assert history.versions(1001, START, END)[-1] == added.version
 
@@ -90,7 +90,7 @@ def test_accounts_and_periods_are_kept_apart(history: History):
     keys = [(1001, START, END), (1002, START, END), (1001, START, START), (1001, END, END)]
     for number, (account, start, end) in enumerate(keys):
         assert history.versions(account, start, end) == []
-        assert history.add(account, start, end, body(number), 1).is_first
+        assert history.add(account, start, end, body(number), 1).is_new
     for number, (account, start, end) in enumerate(keys):
         assert [history.body(each) for each in history.versions(account, start, end)] == [body(number)]
 
@@ -216,12 +216,12 @@ def test_directory_that_is_open_to_others_is_closed(tmp_path: Path):
 
 def test_history_works_beside_a_shipper_that_holds_the_state(tmp_path: Path):
     with locked_directory(tmp_path), closing(Store(tmp_path)), closing(History(tmp_path)) as history:
-        assert add(history).is_first
+        assert add(history).is_new
 
 
 def test_state_can_be_held_beside_an_open_history(tmp_path: Path):
     with closing(History(tmp_path)) as history, locked_directory(tmp_path):
-        assert add(history).is_first
+        assert add(history).is_new
 
 
 def test_directory_that_cannot_be_made_is_named(tmp_path: Path):
@@ -273,7 +273,7 @@ def test_what_is_no_history_is_left_as_it_is(tmp_path: Path, make, why):
 def test_file_that_was_made_and_not_filled_is_used(tmp_path: Path):
     (tmp_path / "reports.db").touch(0o600)
     with closing(History(tmp_path)) as history:
-        assert add(history).is_first
+        assert add(history).is_new
 
 
 def test_damage_is_named(tmp_path: Path):
