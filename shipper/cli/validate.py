@@ -29,7 +29,6 @@ from shipper.config.settings import Settings
 if TYPE_CHECKING:
     from shipper.model.records import Chunk, Rejection
 
-_PIECE_LINES = 1000
 _EXAMPLES_PER_RULE = 5
 _NAMES_SHOWN = 20
 _SHAPE_CHARACTERS = 60
@@ -139,14 +138,8 @@ class _Check:
         lines_before = 0
         for chunk in chunks:
             self._look_at_header(name, chunk)
-            offset = chunk.start_offset
-            while offset < chunk.end_offset:
-                encoded = self._codec.encode(
-                    chunk, offset, room_events=_PIECE_LINES, room_bytes=self._room_bytes, latest=self._latest
-                )
-                assert encoded is not None, "a record alone always fits"
+            for encoded in self._codec.encode_all(chunk, room_bytes=self._room_bytes, latest=self._latest):
                 span = encoded.span
-                offset = span.end_offset
                 found.records += span.records
                 found.duplicates += span.duplicates + encoded.waits
                 self._codec.accept(span, range(span.fresh))

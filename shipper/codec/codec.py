@@ -34,6 +34,7 @@ _NONE: Final = Columns.of(())
 _NOT_WATCHED: Final = (b"", -1)
 _WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
+_PIECE_RECORDS: Final = 1000
 
 
 class _Piece(NamedTuple):
@@ -132,6 +133,21 @@ class Codec:
             fewer = max(1, piece.records // 2)
             return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
         return self._finished(chunk, offset, piece)
+
+    def encode_all(self, chunk: Chunk, *, room_bytes: int, latest: str) -> Iterator[EncodedChunk]:
+        """
+        Validate a whole chunk piece by piece, where nothing is sent.
+
+        Args:
+            room_bytes: Most bytes of a piece; as much as the longest record.
+            latest: As for `encode`.
+        """
+        offset = chunk.start_offset
+        while offset < chunk.end_offset:
+            piece = self.encode(chunk, offset, room_events=_PIECE_RECORDS, room_bytes=room_bytes, latest=latest)
+            assert piece is not None, "a record alone always fits"
+            yield piece
+            offset = piece.span.end_offset
 
     def refuse_unseen(self, chunk: Chunk, offset: int) -> EncodedChunk:
         """Refuse the next record without a look at what is in it; arguments and result as for `encode`."""

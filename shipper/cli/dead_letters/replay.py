@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from shipper.pipeline.opening import OpenState
     from shipper.state.letters import Letters, Selection
 
-_PIECE_LINES = 1000
 _EXAMPLES_PER_RULE = 5
 
 
@@ -121,13 +120,7 @@ def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[st
     good = 0
     for chunk in source.chunks():
         assert isinstance(chunk.stream, ReplayStream)
-        offset = chunk.start_offset
-        while offset < chunk.end_offset:
-            piece = codec.encode(
-                chunk, offset, room_events=_PIECE_LINES, room_bytes=settings.batch.max_bytes, latest=latest
-            )
-            assert piece is not None, "a record alone always fits"
-            offset = piece.span.end_offset
+        for piece in codec.encode_all(chunk, room_bytes=settings.batch.max_bytes, latest=latest):
             good += piece.span.unsettled
             for each in piece.span.rejections:
                 words = f"dead letter {chunk.stream.letter_at(each.start_offset)}: {each.message}"
