@@ -161,7 +161,7 @@ class Living:
         """Forget what the last input has taught about the peer: what it answers in, and how much it takes."""
         self._middle._shared.working_bytes = math.inf
         for sender in self._middle._senders:
-            sender._endpoint._line._keeps = True
+            sender._endpoint._connection._keeps = True
 
     async def _live(self) -> None:
         """Begin, or begin anew with an empty state; then the books of the last life are looked at, on disk."""
