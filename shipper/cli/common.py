@@ -25,16 +25,16 @@ from shipper.status.units import several as several
 T = TypeVar("T")
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The settings file; else the usual places.")
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The settings file (default: the usual places).")
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting, before file and environment.")
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; overrides file and environment.")
 ]
 LogLevelOption = Annotated[
     str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--rate", metavar="N", help="Events per second at most; 0 = no limit.")
+    float | None, typer.Option("--rate", metavar="N", help="Maximum events per second; 0 = no limit.")
 ]
 ListenOption = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Serve metrics, probes and the status page there.")

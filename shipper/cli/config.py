@@ -37,12 +37,12 @@ _HEAD = """\
 
 def init(
     path: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")] = Path("shipper.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """
     Write a commented settings file with every key, its default and what it means.
 
-    The file is for its owner only (mode 0600), as secrets may come to stand in it.
+    Only its owner can read the file (mode 0600), because it may contain secrets.
 
     Example: shipper config init /etc/shipper/shipper.toml
     """
@@ -80,7 +80,7 @@ def schema() -> None:
         print(json.dumps(json_schema(Settings), indent=2))
 
 
-config_app = typer.Typer(name="config", help="Write and look at settings.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(name="config", help="Write and show settings.", no_args_is_help=True, rich_markup_mode=None)
 for command in (init, show, schema):
     config_app.command()(command)
 

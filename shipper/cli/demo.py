@@ -22,13 +22,13 @@ _DAYS = 30
 
 
 def demo(
-    events: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many events to ship.")] = 10_000,
+    events: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of events to ship.")] = 10_000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same EventIds.")] = 1,
 ) -> None:
     """
     Ship sample events to a sandbox in this process and show the report that it makes of them.
 
-    Needs nothing and leaves nothing behind. The first thing to run.
+    Needs no configuration and leaves nothing behind.
 
     Example: shipper demo --events 100000
     """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _REACH: Final = timedelta(days=2)  # a day of any zone begins and ends within a day of the one of UTC
 
 TimezoneOption = Annotated[
-    str, typer.Option("--timezone", metavar="ZONE", help="Whose days they are, such as Europe/Malta.")
+    str, typer.Option("--timezone", metavar="ZONE", help="The time zone of the days, such as Europe/Malta.")
 ]
 
 
@@ -45,11 +45,13 @@ def ledger(
     end: OptionalEndArgument = None,
     by: Annotated[Literal["day", "hour"], typer.Option("--by", help="One line per day or per hour.")] = "day",
     timezone: TimezoneOption = "UTC",
-    form: Annotated[Literal["table", "csv", "json", "ndjson"], typer.Option("--format", help="The form.")] = "table",
+    form: Annotated[
+        Literal["table", "csv", "json", "ndjson"], typer.Option("--format", help="The output format.")
+    ] = "table",
     erase_affiliate: Annotated[
         str | None,
         typer.Option(
-            "--erase-affiliate", metavar="ID", help="Show nothing; keep this AffiliateID's counts without it."
+            "--erase-affiliate", metavar="ID", help="Erase this AffiliateID; its counts are kept as (erased)."
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before an erasure.")] = False,
@@ -59,9 +61,8 @@ def ledger(
     """
     Show what the service accepted, by day, brand, affiliate and media (the digits of the BTag).
 
-    Besides: duplicates that were skipped, and dead letters as far as their records can be read. Days are those of the
-    records' Timestamps. An AffiliateID that is no identifier is shown as a hash. It works beside a shipper that runs,
-    and without one.
+    Also shows skipped duplicates, and dead letters as far as their records can be read. Days are those of the records'
+    Timestamps. An AffiliateID that is not an identifier is shown as a hash. Works with and without a running shipper.
 
     Example: shipper ledger 2026-10-01 2026-10-31 --timezone Europe/Malta --format csv > october.csv
     """

@@ -75,7 +75,7 @@ def reconcile(
             min=0,
             max=12,
             metavar="N",
-            help="A record within N hours of the end of a day may count as of the next one.",
+            help="A record within N hours of the end of a day may count for the next day.",
         ),
     ] = 2,
     alarm_below: Annotated[
@@ -86,10 +86,14 @@ def reconcile(
             help="Alarm only if the platform took back more of a marketing source than this, such as -5%.",
         ),
     ] = "0%",
-    form: Annotated[Form, typer.Option("--format", help="The form.")] = "table",
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
+    form: Annotated[Form, typer.Option("--format", help="The output format.")] = "table",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
+    ] = "",
     allow_partial: AllowPartialOption = False,
-    everything: Annotated[bool, typer.Option("--all", help="List also what agrees, and what is of others.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also list what agrees, and records of other accounts.")
+    ] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
     *,
@@ -98,9 +102,9 @@ def reconcile(
     """
     Compare the registrations in an account's report with what the service accepted, and say what explains differences.
 
-    The fetched reports are kept as `shipper report fetch` keeps them, so that what is restated later is recognised.
+    The fetched reports are kept as by `shipper report fetch`, so that later restatements are recognised.
     Exit codes: 0 agree or explained; 6 the same, but the platform took registrations back; 3 differences; 4 not yet
-    judged, run it again later; 1 incomplete, as something could not be compared.
+    judged, run it again later; 1 incomplete: something could not be compared.
 
     Example: shipper reconcile 1001 2026-10-01 2026-10-31 --timezone Europe/Malta
     """

@@ -13,14 +13,14 @@ _WRITE_BYTES = 1 << 20
 
 
 def sample(
-    count: Annotated[int, typer.Option(min=0, max=999_999_937, help="How many events.")] = 1000,
+    count: Annotated[int, typer.Option(min=0, max=999_999_937, help="Number of events.")] = 1000,
     seed: Annotated[int, typer.Option(help="The same seed gives the same EventIds.")] = 1,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Spread over this many days before today.")] = 30,
 ) -> None:
     """
-    Write invented events to standard output, one a line, oldest first.
+    Write invented events to standard output, one per line, oldest first.
 
-    They lie in the whole days (UTC) before today: on one day, the same bytes.
+    They are in the whole days (UTC) before today. On the same day the output is the same.
 
     Example: shipper sample --count 10000 --seed 7 > events.ndjson
     """

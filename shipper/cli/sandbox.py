@@ -35,7 +35,7 @@ _FIRST_LINE: Final = "# Written by `shipper sandbox`; it is written anew at ever
 
 def sandbox(
     host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = _DEFAULT.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = _DEFAULT.port,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 = any free one.")] = _DEFAULT.port,
     write_config: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a configuration for this sandbox (mode 0600).")
     ] = None,
@@ -46,21 +46,21 @@ def sandbox(
         bool, typer.Option("--blackhole", help="Count events; neither validate nor keep them.")
     ] = False,
     profile: Annotated[
-        Profile, typer.Option(help="document: the documented rules; strict: what is publicly known, too.")
+        Profile, typer.Option(help="document: the documented rules; strict: also what is publicly known.")
     ] = _DEFAULT.profile,
     rejection: Annotated[
-        Rejection, typer.Option(help="What a bad event does: partial: the others are taken; whole: none is.")
+        Rejection, typer.Option(help="Effect of a bad event: partial: the others are accepted; whole: none is.")
     ] = _DEFAULT.rejection,
     answer: Annotated[
         AnswerShape,
         typer.Option(help="counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
     ] = _DEFAULT.answer,
-    repeats: Annotated[Repeats, typer.Option(help="What becomes of a repeated EventId.")] = _DEFAULT.repeats,
+    repeats: Annotated[Repeats, typer.Option(help="Effect of a repeated EventId.")] = _DEFAULT.repeats,
     account_id: Annotated[
         int, typer.Option(min=1, max=2**63 - 1, help="The affiliate account that has a report.")
     ] = _DEFAULT.account_id,
     figures: Annotated[
-        Figures, typer.Option(help="The report beside registrations: received: zero; seeded: invented.")
+        Figures, typer.Option(help="Figures of the report besides registrations: received: zero; seeded: invented.")
     ] = _DEFAULT.figures,
     seed: Annotated[int, typer.Option(help="For invented figures, jitter, and faults by chance.")] = _DEFAULT.seed,
     subscription_key: Annotated[str, typer.Option(help="The primary key.")] = _DEFAULT.subscription_key,
@@ -69,13 +69,17 @@ def sandbox(
         str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 429 with Retry-After.")
     ] = None,
     quota: Annotated[str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 403 with Retry-After.")] = None,
-    retry_after: Annotated[RetryAfter, typer.Option(help="The form of that header.")] = _DEFAULT.retry_after,
-    max_body_bytes: Annotated[int, typer.Option(min=1, help="Above it: 413.")] = _DEFAULT.max_body_bytes,
-    accept_gzip: Annotated[bool, typer.Option("--accept-gzip", help="Else gzip bodies get 415.")] = False,
+    retry_after: Annotated[RetryAfter, typer.Option(help="The form of Retry-After.")] = _DEFAULT.retry_after,
+    max_body_bytes: Annotated[
+        int, typer.Option(min=1, help="Size limit of a body; above it: 413.")
+    ] = _DEFAULT.max_body_bytes,
+    accept_gzip: Annotated[
+        bool, typer.Option("--accept-gzip", help="Accept gzip bodies instead of answering 415.")
+    ] = False,
     latency_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Wait before each answer.")] = 0.0,
-    jitter_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Up to so much more.")] = 0.0,
+    jitter_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Random addition to the wait.")] = 0.0,
     token_lifetime_seconds: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Of the tokens of the token endpoint.")
+        int, typer.Option(min=1, max=10**9, help="Lifetime of the tokens of the token endpoint.")
     ] = _DEFAULT.token_lifetime_seconds,
     token_skew_seconds: Annotated[
         float, typer.Option(min=-(10**9), max=10**9, help="How far the token endpoint's clock is ahead.")
@@ -90,15 +94,13 @@ def sandbox(
     fault: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="One rule, such as 'reset every=7 when=after'.")
     ] = None,
-    chaos: Annotated[
-        float, typer.Option(min=0, max=1, help="The share of requests with which something goes wrong.")
-    ] = 0.0,
+    chaos: Annotated[float, typer.Option(min=0, max=1, help="Share of requests that fail in some way.")] = 0.0,
 ) -> None:
     """
-    Run the service on this machine: no account needed, nothing leaves.
+    Run the service on this machine: no account is needed, and no data leaves the machine.
 
-    It checks keys and tokens, takes batches of events, makes the daily report of what it got, and goes wrong on demand.
-    It prints its address and a configuration that points at it. Ctrl-C ends it.
+    It checks keys and tokens, accepts batches of events, makes the daily report from them, and fails on demand. It
+    prints its address and a configuration that points at it. Ctrl-C ends it.
 
     Example: a rehearsal, each line but the first in a second terminal:
 
@@ -109,7 +111,7 @@ def sandbox(
       shipper report 1001 $(date +%Y-%m-01) $(date +%F)
       curl -sS http://127.0.0.1:8080/_sandbox/counts
 
-    The bad day: slow, limited, every 7th request cut off after its batch was stored, requests 5 to 9 unavailable:
+    Faults: slow, limited, every 7th connection reset after its batch was stored, requests 5 to 9 unavailable:
 
     \b
       shipper sandbox --write-config shipper.toml --latency-seconds 0.1 --jitter-seconds 0.2 \\

@@ -59,7 +59,7 @@ SummaryOption = Annotated[
 ]
 
 WorkersOption = Annotated[
-    str, typer.Option("--workers", metavar="N", help="Processes that share the work, or auto: one for each core.")
+    str, typer.Option("--workers", metavar="N", help="Processes that share the work, or auto: one per core.")
 ]
 
 _REDRAW_S = 0.2
@@ -72,7 +72,7 @@ _OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that i
 @with_settings_options
 def run(*, options: SettingsOptions) -> None:
     """
-    Follow the files of input.include as they grow, until SIGTERM or Ctrl-C; for months, beside an application.
+    Follow the files of input.include as they grow and rotate, until SIGTERM or Ctrl-C.
 
     The first signal ends reading and delivers what was read within delivery.drain_timeout_seconds; a second one ends
     at once. Nothing is lost either way. SIGHUP reads the settings again. Metrics, probes and a status page are served
@@ -136,8 +136,8 @@ def pipe(
     """
     Ship standard input to its end.
 
-    What was read is kept in the state directory until it is delivered; the next `shipper pipe` begins with what an
-    earlier one had to leave.
+    Input is kept in the state directory until it is delivered; the next `shipper pipe` first delivers what an earlier
+    one left.
 
     Example: producer | shipper pipe --summary json
     """
@@ -164,7 +164,7 @@ def backfill(
     options: SettingsOptions,
 ) -> None:
     """
-    Ship files to their end. Run again, it goes on where it was; what is delivered is not sent twice.
+    Ship files to their end. A further run continues where the last one stopped.
 
     Example: shipper backfill 'exports/*.ndjson' --summary json
     """

@@ -12,7 +12,7 @@ __all__ = ["dead_letters_app"]
 
 dead_letters_app = typer.Typer(
     name="dead-letters",
-    help="Look at the records that were refused, send them once more, or delete them.",
+    help="List refused records, send them again, or delete them.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

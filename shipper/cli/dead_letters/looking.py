@@ -42,9 +42,9 @@ def show_list(
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = "",
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="How many to show at most.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")] = 20,
     form: Annotated[
-        str, typer.Option("--format", metavar="FORM", help="text, or json: one object a line, without the record.")
+        str, typer.Option("--format", metavar="FORM", help="text, or json: one object per line, without the record.")
     ] = "text",
     *,
     options: SettingsOptions,
@@ -80,7 +80,7 @@ def show(
     options: SettingsOptions,
 ) -> None:
     """
-    Show all that is known of dead letters, with the record as it came. That holds personal data.
+    Show everything about dead letters, with the record as it was read. It contains personal data.
 
     Example: shipper dead-letters show 17
     """
@@ -109,8 +109,8 @@ def export(
     options: SettingsOptions,
 ) -> None:
     """
-    Write the records to standard output as they came, one a line, oldest first; rows of CSV behind their header. Works
-    while a shipper runs.
+    Write the records to standard output as they were read, one per line, oldest first; CSV rows with their header.
+    Works while a shipper runs.
 
     Example: shipper dead-letters export --reason ip > ip.ndjson
     """

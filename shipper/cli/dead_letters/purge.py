@@ -36,11 +36,11 @@ def purge(
     path: PathOption = "",
     delivery: DeliveryOption = "",
     older_than: Annotated[
-        float | None, typer.Option("--older-than", min=0, metavar="DAYS", help="Only those refused before that.")
+        float | None, typer.Option("--older-than", min=0, metavar="DAYS", help="Only those refused more than DAYS ago.")
     ] = None,
     consumer_id: Annotated[
         str | None,
-        typer.Option("--consumer-id", metavar="ID", help="Erase this consumer, in the spool, too."),
+        typer.Option("--consumer-id", metavar="ID", help="Erase this consumer, also in the spool."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -50,9 +50,9 @@ def purge(
     """
     Delete dead letters for good. They stay counted. Works while a shipper runs, except for --consumer-id.
 
-    What --consumer-id erases is the consumer's by its own ConsumerID. A record that cannot be read and holds the
-    number is named and left as it is, with exit code 4. The ledger knows no consumers; an AffiliateID that is a
-    person's name or address is erased with: shipper ledger --erase-affiliate.
+    --consumer-id erases the records with this ConsumerID. A record that cannot be read and contains the number is
+    listed and kept, with exit code 4. The ledger has no ConsumerIDs; to erase an AffiliateID that is a name or an
+    address, use: shipper ledger --erase-affiliate.
 
     Example: shipper dead-letters purge --older-than 90
     """

@@ -38,18 +38,18 @@ def replay(
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = "",
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="How many to send at most.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be sent and what would fail.")] = False,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Send at most N.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent and what would fail.")] = False,
     summary: SummaryOption = "text",
     rate: RateOption = None,
     *,
     options: SettingsOptions,
 ) -> None:
     """
-    Send dead letters once more, oldest first, by the settings of now; what is accepted is no dead letter any more.
+    Send dead letters again, oldest first, with the present settings. Accepted ones are deleted.
 
-    What fails again stays, with its new reason. Run again, also after a crash, it goes on with those that are left.
-    Each one is sent, also those that have the same EventId: the later one may be the corrected one.
+    What fails again stays, with its new reason. A further run, also after a crash, continues with the rest. All of them
+    are sent, even several with one EventId: the later one may be the corrected one.
 
     Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
     """

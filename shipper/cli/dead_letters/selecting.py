@@ -22,7 +22,7 @@ ReasonOption = Annotated[str, typer.Option("--reason", metavar="RULE", help="Onl
 SinceOption = Annotated[
     str, typer.Option("--since", metavar="TIME", help="Only those refused since an ISO date or date-time, UTC.")
 ]
-PathOption = Annotated[str, typer.Option("--path", metavar="GLOB", help="Only those from inputs like this.")]
+PathOption = Annotated[str, typer.Option("--path", metavar="GLOB", help="Only those from matching inputs.")]
 DeliveryOption = Annotated[
     str,
     typer.Option(

@@ -43,30 +43,29 @@ OptionalEndArgument = Annotated[
     datetime | None, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")
 ]
 AccountsOption = Annotated[
-    list[str] | None, typer.Option("--account", metavar="N", help="A further account; may be given often.")
+    list[str] | None, typer.Option("--account", metavar="N", help="A further account; may be repeated.")
 ]
 AccountsFileOption = Annotated[
-    str, typer.Option("--accounts-file", metavar="FILE", help="Further accounts, one a line; - for stdin.")
+    str, typer.Option("--accounts-file", metavar="FILE", help="Further accounts, one per line; - for stdin.")
 ]
 SplitOption = Annotated[
     Literal["month", "day", "none"],
     typer.Option("--split", help="One report per month (as some services ask for) or day, or none: one of all days."),
 ]
 ConcurrencyOption = Annotated[
-    int, typer.Option("--concurrency", min=1, max=_CONCURRENCY_MAX, metavar="N", help="Requests in flight at most.")
+    int, typer.Option("--concurrency", min=1, max=_CONCURRENCY_MAX, metavar="N", help="Maximum requests in flight.")
 ]
 RequestRateOption = Annotated[
-    float, typer.Option("--rate", min=0, metavar="N", help="Requests per second at most; 0 = no limit.")
+    float, typer.Option("--rate", min=0, metavar="N", help="Maximum requests per second; 0 = no limit.")
 ]
 AllowPartialOption = Annotated[
-    bool, typer.Option("--allow-partial", help="Replace the file of --output also if a report could not be fetched.")
+    bool, typer.Option("--allow-partial", help="Replace the file of --output even if a report could not be fetched.")
 ]
-ChecksOption = Annotated[
-    bool, typer.Option("--checks", help="Tell also what the checks found to hold or could not tell.")
-]
+ChecksOption = Annotated[bool, typer.Option("--checks", help="Also show the checks that hold or could not be decided.")]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Exit with 3 if a check finds anything wrong.")]
 ToleranceOption = Annotated[
-    str, typer.Option("--tolerance", metavar="AMOUNT", help="Up to here two amounts are the same, in the checks.")
+    str,
+    typer.Option("--tolerance", metavar="AMOUNT", help="Difference up to which the checks treat two amounts as equal."),
 ]
 
 

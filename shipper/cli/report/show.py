@@ -51,12 +51,14 @@ def show(
     accounts_file: AccountsFileOption = "",
     split: SplitOption = "month",
     form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - for stdout.")] = "",
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
+    ] = "",
     allow_partial: AllowPartialOption = False,
     delimiter: Annotated[
-        str | None, typer.Option("--delimiter", metavar="CHARACTER", help="Of CSV: , ; tab or |.")
+        str | None, typer.Option("--delimiter", metavar="CHARACTER", help="The delimiter of CSV: , ; tab or |.")
     ] = None,
-    bom: Annotated[bool, typer.Option("--bom", help="Begin CSV with the mark by which Excel knows UTF-8.")] = False,
+    bom: Annotated[bool, typer.Option("--bom", help="Begin CSV with a byte order mark, for Excel.")] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
     checks: ChecksOption = False,
@@ -68,11 +70,11 @@ def show(
     """
     Fetch the affiliate daily report and show it.
 
-    Several accounts or periods are fetched at once. One that cannot be fetched is named on stderr, at the top and
-    beside the totals, and the others are shown; the exit code is then 1. What the checks find is on stderr, too.
+    Several accounts or periods are fetched at once. If one cannot be fetched, it is listed on stderr, at the top and
+    beside the totals, the others are shown, and the exit code is 1. Findings of the checks are on stderr, too.
 
     Further commands, each with --help: `shipper report fetch` keeps every version, `history` lists them, `diff` shows
-    what was restated, `watch` waits for it.
+    what was restated, `watch` waits for restatements.
 
     Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
     """

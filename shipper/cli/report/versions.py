@@ -80,7 +80,7 @@ def fetch(
     options: SettingsOptions,
 ) -> None:
     """
-    Fetch reports and keep every version of them in the state directory; tell which are new, unchanged or restated.
+    Fetch reports, keep every version in the state directory, and show which are new, unchanged or restated.
 
     Works while a shipper runs.
 
@@ -116,7 +116,7 @@ def history(
     options: SettingsOptions,
 ) -> None:
     """
-    List the versions that are kept of an account's reports: of all, or of those within START and END.
+    List the kept versions of an account's reports: of all, or of those within START and END.
 
     Example: shipper report history 1001
     """
@@ -139,13 +139,13 @@ def diff(
     end: EndArgument,
     numbers: Annotated[
         tuple[int, int] | None,
-        typer.Option("--versions", metavar="A B", help="Which two, as `history` numbers them; else the latest two."),
+        typer.Option("--versions", metavar="A B", help="Two version numbers of `history` (default: the latest two)."),
     ] = None,
     *,
     options: SettingsOptions,
 ) -> None:
     """
-    Show which fields were restated, old and new, in the reports that are kept of the periods within START and END.
+    Show which fields were restated, old and new, in the kept reports of the periods within START and END.
 
     Example: shipper report diff 1001 2026-10-01 2026-10-31
     """

@@ -56,7 +56,8 @@ def watch(
     accounts_file: AccountsFileOption = "",
     split: SplitOption = "month",
     interval: Annotated[
-        float, typer.Option("--interval", min=1, metavar="SECONDS", help="How long to wait, give or take a tenth.")
+        float,
+        typer.Option("--interval", min=1, metavar="SECONDS", help="Seconds between two fetches, varied by a tenth."),
     ] = 3600.0,
     on_change: Annotated[
         str,
@@ -64,11 +65,11 @@ def watch(
             "--on-change",
             metavar="COMMAND",
             help="Run for each restated report, without a shell; REPORT_ACCOUNT, REPORT_START and REPORT_END are set. "
-            "If it fails, it runs again at the next look.",
+            "If it fails, it runs again at the next fetch.",
         ),
     ] = "",
     once: Annotated[
-        bool, typer.Option("--once", help="Ask once: exit with 3 if anything was restated since the last time.")
+        bool, typer.Option("--once", help="Fetch once: exit with 3 if anything was restated since the last time.")
     ] = False,
     concurrency: ConcurrencyOption = 4,
     rate: RequestRateOption = 0.0,
@@ -76,9 +77,9 @@ def watch(
     options: SettingsOptions,
 ) -> None:
     """
-    Fetch reports again and again until SIGTERM or Ctrl-C, keep every version, and tell when one was restated.
+    Fetch reports repeatedly until SIGTERM or Ctrl-C, keep every version, and report restatements.
 
-    What cannot be had is told and asked for again the next time.
+    What cannot be fetched is listed, and fetched again the next time.
 
     Example: shipper report watch 1001 2026-10-01 2026-10-31 --interval 900 --on-change './restated.sh'
     """
