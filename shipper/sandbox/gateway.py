@@ -12,8 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from shipper.sandbox.clock import http_date
-from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.clock import CallWindow, http_date
 from shipper.sandbox.options import RetryAfter, SandboxOptions, Which
 from shipper.sandbox.tokens import TokenIssuer
 

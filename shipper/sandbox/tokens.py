@@ -18,7 +18,7 @@ from uuid import UUID
 import jwt
 import msgspec
 
-from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.clock import CallWindow
 from shipper.sandbox.options import SECRET_MIN_BYTES, SandboxOptions
 
 TOKEN_PATH: Final = "/oauth2/v2.0/token"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shipper.model.errors import ConfigError
-from shipper.sandbox.clock import ServiceClock, http_date
-from shipper.sandbox.limits import CallWindow
+from shipper.sandbox.clock import CallWindow, ServiceClock, http_date
 from shipper.sandbox.options import CallLimit
 from tests.cases import each
 
