@@ -29,9 +29,9 @@ _FIRST_STEPS = {
 }
 
 _HEAD = """\
-# The settings of shipper: every key, with its default behind a `#`.
-# The environment goes before this file (SHIPPER__BATCH__MAX_EVENTS=500), the command line before both
-# (--set batch.max_events=500). Secrets are references: { env = "NAME" } or { file = "/path" }, mode 0600.
+# The settings of shipper: every key, commented out with its default.
+# The environment (SHIPPER__BATCH__MAX_EVENTS=500) overrides this file, the command line (--set batch.max_events=500)
+# overrides both. Secrets are references: { env = "NAME" } or { file = "/path" }, mode 0600.
 """
 
 
@@ -52,7 +52,7 @@ def init(
             sys.stdout.write(text)
         return
     _write_private(path, text, replace=force)
-    print(f"wrote {path}; next: fill in [intake], then look at it with: shipper config show", file=sys.stderr)
+    print(f"wrote {path}; next: fill in [intake], then check it with: shipper check --online", file=sys.stderr)
 
 
 def show(

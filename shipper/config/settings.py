@@ -157,7 +157,7 @@ class EndpointSettings(Section, frozen=True):
 
 
 class ReportSettings(EndpointSettings, frozen=True):
-    """Where the daily report comes from, and whose records it counts."""
+    """Where the daily report is fetched from, and which records belong to its account."""
 
     media: Annotated[
         tuple[Annotated[int, Meta(ge=0)], ...],
@@ -220,7 +220,7 @@ class InputSettings(Section, frozen=True):
 
 
 class RecordsSettings(Section, frozen=True):
-    """What a valid record is."""
+    """Which records are valid, and how they are normalised."""
 
     mode: Annotated[
         Literal["normalize", "strict"],
@@ -300,7 +300,7 @@ class BatchSettings(Section, frozen=True):
 
 
 class DeliverySettings(Section, frozen=True):
-    """How batches are sent, and what happens when the service refuses or is away."""
+    """How batches are sent, and what happens when the service refuses them or is unavailable."""
 
     concurrency: Annotated[
         Annotated[int, Meta(ge=1, le=256)] | Literal["adaptive"],
@@ -361,7 +361,7 @@ class DeliverySettings(Section, frozen=True):
 
 
 class StateSettings(Section, frozen=True):
-    """What is remembered between two runs."""
+    """Where the state is kept between two runs."""
 
     directory: Annotated[
         Path, Meta(description="checkpoints, dead letters and spool; one directory per running shipper")
