@@ -36,7 +36,7 @@ check: setup ## lint, format, types, import graph
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/unit/test_import_graph.py
 
-fmt: setup ## format and mend what the linter can
+fmt: setup ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
@@ -60,20 +60,20 @@ lives: setup ## thousands of random lives of files (SEED=1), and outages: some m
 	$(BIN)/python -m tests.soak.sources_soak $(SEED)
 	$(BIN)/python -m tests.soak.delivery_soak
 
-torture: setup ## everything goes wrong at once and nothing may be lost (SEED, DURATION=600 seconds)
+torture: setup ## everything fails at once, and nothing may be lost (SEED, DURATION=600 seconds)
 	$(BIN)/python -m tests.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
 
 siege: setup ## hostile input, answers and clients for half an hour, good records between (SEED, DURATION=1800 seconds)
 	$(BIN)/python -m tests.siege $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),1800)
 
-fuzz: setup ## hostile input to everything that reads what others wrote (EXECUTIONS=1000000, SEED)
+fuzz: setup ## hostile input to everything that reads foreign bytes (EXECUTIONS=1000000, SEED)
 	$(BIN)/python -m tests.fuzz --executions $(or $(EXECUTIONS),1000000) $(if $(SEED),--seed $(SEED))
 
-lock: setup ## write requirements.lock anew: newest versions, hashes, no index address
+lock: setup ## update requirements.lock: newest versions, hashes, no index address
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 
-all: check test ## what CI runs
+all: check test ## check and test
 
-clean: ## remove what make made
+clean: ## remove everything that make created
 	rm -rf $(VENV) .bench .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
