@@ -66,6 +66,7 @@ class Gate:
     Attributes:
         reason: Why delivery pauses, one word; empty while the gate is open.
         message: The same for a person.
+        what: The message without what to check, see `Verdict`.
         failing_since: From when on nothing was accepted: the first failure since the last acceptance or, if that came
             while the gate was held, the acceptance. None while all is well.
         in_flight: Requests that have no answer yet.
@@ -104,7 +105,7 @@ class Gate:
         self._is_hurried = anyio.Event()
         self._is_finished = False
         self.reason = ""
-        self.message = ""
+        self.message = self.what = ""
         self.failing_since: float | None = None
         self.in_flight = 0
         self.shut_at = -math.inf
@@ -259,7 +260,7 @@ class Gate:
         """An attempt failed for a reason that does not lie in the records."""
         now = self._now()
         self.failing_since = now if self.failing_since is None else self.failing_since
-        self.message = verdict.message
+        self.message, self.what = verdict.message, verdict.what or verdict.message
         if not (verdict.is_set_up_fault and self._may_fail_fast):
             self._set_up_fails_since = None
         elif self._set_up_fails_since is None:
@@ -301,7 +302,7 @@ class Gate:
         self._failures = 0
         if self.reason:
             log.info("delivery_resumed", reason=self.reason)
-            self.reason = self.message = ""
+            self.reason = self.message = self.what = ""
             self._probes = 0
             self._ramp = 2.0
         elif self._ramp < math.inf:

@@ -289,8 +289,8 @@ class Sender:
         can_go_on = self._shared.credentials.learn(verdict.action, authorization)
         skew_s = self._shared.skew.seconds
         if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_TOLD_S:
-            words = f"{verdict.message}; the service's clock is {skew_s:+.0f} s off this machine's"
-            verdict = replace(verdict, message=words)
+            skew = f"; the service's clock is {skew_s:+.0f} s off this machine's"
+            verdict = replace(verdict, message=verdict.message + skew, what=verdict.what + skew)
         return verdict, verdict.reason if can_go_on and not self._gate.reason else ""
 
     def _note_skew(self, answer: Answer, verdict: Verdict) -> None:

@@ -72,7 +72,8 @@ class Verdict(Struct, frozen=True):
     """
     Attributes:
         reason: One word for logs and metrics, such as `http_503`.
-        message: What happened and what to do, for a person; never a secret or a record's value.
+        message: What happened and what to check, for a person; never a secret or a record's value.
+        what: The message without what to check, for readers who have the advice of the reason; empty = the same.
         status: Of the answer; 0 if there was none.
         retry_after_s: The wait that the service asked for, seconds; None if it did not.
         results: What the answer says of single events.
@@ -89,6 +90,7 @@ class Verdict(Struct, frozen=True):
     retry_after_s: float | None = None
     results: Results = ALL_TAKEN
     words: str = ""
+    what: str = ""
     is_congestion: bool = False
     is_ambiguous: bool = False
     is_set_up_fault: bool = False
@@ -97,36 +99,38 @@ class Verdict(Struct, frozen=True):
 class _Row(NamedTuple):
     action: Action
     reason: str = ""
-    advice: str = ""
+    what: str = ""
+    check: str = ""  # what to look at
 
 
 _RETRY: Final = _Row(Action.RETRY)
 _REJECTED: Final = _Row(Action.BISECT, "rejected", "the service refuses a record")
 _UNEXPECTED: Final = _Row(Action.PAUSE, "unexpected_answer", "the answer is none that shipper knows")
-_NOT_FOUND: Final = _Row(Action.PAUSE, "not_found", "nothing is there; check {section}.base_url")
-_REDIRECT: Final = _Row(Action.PAUSE, "redirect", "redirects are not followed; check {section}.base_url")
+_NOT_FOUND: Final = _Row(Action.PAUSE, "not_found", "nothing is there", "{section}.base_url")
+_REDIRECT: Final = _Row(Action.PAUSE, "redirect", "redirects are not followed", "{section}.base_url")
 _KEY: Final = _Row(
-    Action.CHANGE_KEY, "subscription_key", "the service refused the subscription key; check {section}.subscription_key"
+    Action.CHANGE_KEY, "subscription_key", "the service refused the subscription key", "{section}.subscription_key"
 )
 _QUOTA_ROW: Final = _Row(Action.THROTTLE, "quota", "the quota of the subscription is used up")
 _ACCEPTED: Final = _Row(Action.ACCEPT)
 _PARTLY: Final = _Row(Action.BISECT, "rejected", "the service refuses a record, and does not name it")
-_HTML: Final = _Row(Action.PAUSE, "html_answer", "a web page answered, not the service; check {section}.base_url")
+_HTML: Final = _Row(Action.PAUSE, "html_answer", "a web page answered, not the service", "{section}.base_url")
 UNREADABLE: Final = "unreadable_answer"
 _BROKEN: Final = _Row(Action.PAUSE, UNREADABLE, "the service's answer is broken, too long, or of an unknown form")
 
 _TABLE: Final = {
     400: _REJECTED,
     401: _Row(
-        Action.RENEW_TOKEN, "token", "the service refused the access token; check {section}.token or {section}.oauth2"
+        Action.RENEW_TOKEN, "token", "the service refused the access token", "{section}.token or {section}.oauth2"
     ),
     403: _Row(
         Action.PAUSE,
         "forbidden",
-        "the service forbids it; check what the token and the subscription key are allowed to do",
+        "the service forbids it",
+        "what the token and the subscription key are allowed to do",
     ),
     404: _NOT_FOUND,
-    405: _Row(Action.PAUSE, "not_found", "the method is not allowed there; check {section}.base_url"),
+    405: _Row(Action.PAUSE, "not_found", "the method is not allowed there", "{section}.base_url"),
     408: _RETRY,
     409: _REJECTED,
     413: _Row(Action.HALVE, "too_large", "the batch is too large for the service"),
@@ -195,14 +199,20 @@ def judge(
     status = results.status or 503 if is_success and row.action is not Action.PAUSE else answer.status
     reason = row.reason or f"http_{status}"
     wait_s = asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time)
+    what = message = f"the service answered {answer.status}"
+    if not is_quiet:
+        details = _details(answer, document)
+        what, check = f"{row.what} {details}", row.check.replace("{section}", section)
+        message = f"{row.what}; check {check} {details}" if check else what
     return Verdict(
         action=row.action,
         reason=reason,
-        message=f"the service answered {answer.status}" if is_quiet else _message(answer, document, row, section),
+        message=message,
         status=answer.status,
         retry_after_s=wait_s,
         results=results,
         words=_words(answer.body, document),
+        what=what,
         is_congestion=status in _CONGESTION,
         is_ambiguous=is_quiet or is_success,
         is_set_up_fault=reason in _SET_UP_FAULTS and wait_s is None,
@@ -302,10 +312,10 @@ def _refusal(answer: Answer, document: object) -> _Row:
     return _TABLE.get(status, _RETRY if status >= 500 else _UNEXPECTED)
 
 
-def _message(answer: Answer, document: object, row: _Row, section: str) -> str:
+def _details(answer: Answer, document: object) -> str:
     known = _KNOWN_WORDS.search(_text(document))
     said = f'; it says "{known[0]}"' if known else ""
-    return f"{row.advice.replace('{section}', section)} (HTTP {answer.status}{said})"
+    return f"(HTTP {answer.status}{said})"
 
 
 def _text(document: object) -> str:

@@ -159,7 +159,7 @@ class InProcess:
         return [
             Pause(
                 gate.reason,
-                gate.message,
+                gate.what,
                 ADVICE.get(gate.reason, ""),
                 round(wall_now - (now - gate.shut_at), 3),
                 wall_now + gate.wait_s,

@@ -1,17 +1,18 @@
-"""Why delivery pauses: one word each, and what a person can do about it."""
+"""The reasons for which delivery pauses, and what to do about each."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# Every pause ends by itself once its cause is gone; nothing is lost meanwhile.
+# A pause ends by itself once its cause is gone; nothing is lost meanwhile. Both texts are shown: `Pause.message` says
+# what happened, and this what to do.
 ADVICE: Final = {
     "unavailable": "the service or the way to it is down; there is nothing to do here",
-    "throttled": "the service asks for fewer requests; --rate, or a lower delivery.max_concurrency",
-    "quota": "the quota of the subscription is used up; have it raised, or wait until it is replenished",
+    "throttled": "send fewer requests: --rate, or a lower delivery.max_concurrency",
+    "quota": "have the quota raised, or wait until it is replenished",
     "subscription_key": "put a valid key where intake.subscription_key points to; a file is read again by itself",
     "token": "put a valid token where intake.token points to, or mend intake.oauth2; a file is read again by itself",
-    "token_endpoint": "look at the token endpoint, and at intake.oauth2.token_url",
+    "token_endpoint": "look at the token endpoint; it is asked again by itself",
     "credentials": "mend the file or command that the named secret comes from, or the client id and secret",
     "forbidden": "have the service's operator check what the token and the subscription key are allowed to do",
     "not_found": "check intake.base_url, and whether a proxy stands in between",

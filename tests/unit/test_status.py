@@ -99,17 +99,6 @@ def test_what_waits_for_another_reason_is_not_taken_for_a_line_without_an_end(ch
         assert "whole line" not in "".join(headline(look(stream(1, 10), says=OPEN, **others)))
 
 
-def test_what_the_advice_says_again_is_left_out_of_a_pause():
-    advice = "have it checked what the key is allowed to do"
-    repeats = Pause("forbidden", 'it is forbidden; check what the key is allowed to do (HTTP 403; it "x")', advice, NOW)
-    for pause, told in (
-        (repeats, 'paused since 14:00:00Z (forbidden): it is forbidden (HTTP 403; it "x")'),
-        (replace(repeats, message="no; check the clock"), "paused since 14:00:00Z (forbidden): no; check the clock"),
-        (replace(repeats, message=advice), "paused since 14:00:00Z (forbidden)"),
-    ):
-        assert headline(look(says=live(pauses=[pause])))[:2] == [told, f"  what to do: {advice}"]
-
-
 def test_which_shipper_it_is_and_what_became_of_its_settings_is_told():
     says = live(destination="https://intake.example", reload_error="[log] level: no", restart_needed=["a.b", "c.d"])
     lines = report(look(stream(), says=says), "/state")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Answer, Verdict, judge
+from shipper.status.pauses import ADVICE
 from tests.cases import each
 
 JSON = "application/json"
@@ -133,6 +134,15 @@ def test_the_words_for_the_dead_letters_are_the_services_own_up_to_their_limit()
 def test_the_advice_names_the_section_that_is_to_be_checked():
     assert "report.token" in judged(answer(401), section="report").message
     assert "intake.base_url" in judged(answer(302)).message
+
+
+@pytest.mark.parametrize("status", [301, 401, 403, 404, 405, 429, 501])
+def test_what_happened_comes_apart_from_what_to_check(status: int):
+    """Beside the advice of the reason, the message would say it twice."""
+    found = judged(answer(status))
+    what, is_longer, check = found.message.partition("; check ")
+    assert found.what == f"{what} (HTTP {status})" if is_longer else found.message
+    assert check.removesuffix(f" (HTTP {status})") in ADVICE[found.reason] or found.reason == "token"
 
 
 def test_refused_events_are_named_by_a_success_and_by_a_refusal():

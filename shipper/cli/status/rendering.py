@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from shipper.cli.common import on_one_line, several
 from shipper.cli.status.inputs import remaining, stream_lines
 from shipper.cli.status.look import Look
 from shipper.status.headline import exceptions
-from shipper.status.live import Live, Pause
+from shipper.status.live import Live
 from shipper.status.overview import Overview, SpoolState
 from shipper.status.standing import STREAMS_SHOWN
 from shipper.status.units import iso, moment, size, span
@@ -19,7 +18,6 @@ LISTED: Final = STREAMS_SHOWN
 _NAMED: Final = 10  # inputs that cannot be read
 _TOKEN_NEAR_S: Final = 600
 _CERTIFICATE_NEAR_S: Final = 7 * 86_400
-_HINT: Final = re.compile(r"; check ([^(]*?)(?= \(|$)")
 _ENDS: Final = {
     "finished": "finished: its input was read to the end",
     "drained": "drained: it was asked to end, and settled what it had read",
@@ -81,17 +79,9 @@ def _pauses(seen: Look, before: str = "") -> list[str]:
     for each in seen.live.pauses if seen.live else ():
         since = f"paused since {moment(each.since, seen.at)} ({on_one_line(each.reason)})"
         probe = f"; tried again at {moment(each.next_probe_at, seen.at)}" if each.next_probe_at and not before else ""
-        cause = _cause(each)
-        lines.append(f"{before}{since}{': ' if cause else ''}{on_one_line(cause)}{probe}")
+        lines.append(f"{before}{since}: {on_one_line(each.message)}{probe}")
         lines.append(f"  what to do: {on_one_line(each.advice)}")
     return lines
-
-
-def _cause(pause: Pause) -> str:
-    """Tell what happened, without what the advice says again."""
-    hint = _HINT.search(pause.message)
-    cause = pause.message.replace(hint[0], "") if hint and hint[1] in pause.advice else pause.message
-    return "" if cause in pause.advice else cause
 
 
 def _delivered(seen: Look) -> str:

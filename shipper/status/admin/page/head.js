@@ -36,13 +36,6 @@ function pausePanels(live, now) {
   return all.map((each) => pausePanel(each, now, all.length > 1 || live.phase === "stopped"));
 }
 
-/** What happened, without what the advice says again. */
-function cause(pause) {
-  const [told, advised] = [String(pause.message ?? ""), String(pause.advice ?? "")];
-  const [hint, what] = told.match(/; check ([^(]*?)(?= \(|$)/) ?? [];
-  return hint && advised.includes(what) ? told.replace(hint, () => "") : told;
-}
-
 function pausePanel(pause, now, isNamed) {
   const left = pause.next_probe_at - now;
   const probe = fact("Next probe", left < 0.5 ? "any moment now" : `in ${duration(left)}`);
@@ -51,7 +44,7 @@ function pausePanel(pause, now, isNamed) {
     "article",
     { class: "pause" },
     isNamed ? el("h2", {}, words(pause.reason)) : null,
-    el("p", {}, quoted(cause(pause), 600)),
+    el("p", {}, quoted(pause.message, 600)),
     el("p", {}, el("b", {}, "What to do: "), quoted(pause.advice, 600)),
     el("dl", {}, since, isMoment(pause.next_probe_at) ? probe : null),
   );
