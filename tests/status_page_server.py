@@ -20,10 +20,11 @@ import msgspec
 from msgspec.structs import replace
 
 from shipper.status.admin.page import render
-from shipper.status.headline import headline_of
+from shipper.status.document import document as make_document
 from shipper.status.live import Live, Moment, Pause
+from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
-from shipper.status.standing import StateNow
+from shipper.status.snapshot import Snapshot
 
 NOW = 1_790_000_000.0
 HEALTHY = Live(
@@ -83,9 +84,12 @@ REPORT = {"fetched_at": NOW - 3 * 3600, "account": 1001, "start": "2026-09-01", 
 
 def document(live: Live = HEALTHY, **state: Any) -> dict[str, Any]:
     """Make an answer of `/status`; what is named of the state differs from the healthy one."""
-    answer = {"live": msgspec.to_builtins(live), "state": STATE | state, "report": REPORT}
-    headline = headline_of(live, msgspec.convert(answer["state"], StateNow))
-    return answer | {"headline": msgspec.to_builtins(headline)}
+    written = STATE | state
+    if live.lag_bytes and "streams" not in state:  # the state agrees with the process
+        written = written | {"streams": [STATE["streams"][0] | {"lag_bytes": live.lag_bytes}, *STATE["streams"][1:]]}
+    overview = msgspec.convert(written, Overview)
+    answer = make_document(Snapshot(at=live.at, process_id=live.process_id, live=live, state=overview))
+    return answer | {"state": written, "report": REPORT}
 
 
 def pause(reason: str, message: str) -> Pause:

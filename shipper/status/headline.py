@@ -1,19 +1,19 @@
-"""The answer to "is everything all right?", for the status page, the probes and `shipper status`."""
+"""The answer to "is everything all right?", for the status page, `/status` and `shipper status`."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from shipper.status.live import Live
-from shipper.status.standing import StateNow
-from shipper.status.units import several, size, span
+from shipper.status.snapshot import Snapshot
+from shipper.status.units import moment, several, size, span
 
-_SETTLED_IN_S: Final = 10.0  # a process that has just started may not have looked at all of its inputs
 _STILL_S: Final = 60.0
 _FRESH_S: Final = 10.0
+_NO_PROGRESS: Final = "No progress"
+_UP_TO_DATE: Final = "Up to date"
 _OUTCOMES: Final = {
     "finished": "The input was read to its end.",
     "drained": "What had been read is settled; the next start goes on from there.",
@@ -42,24 +42,29 @@ class Headline(Struct, frozen=True, kw_only=True):
     sub: str = ""
     is_open_line: bool = False
 
-
-class Counts(Protocol):
-    """What became of records."""
-
     @property
-    def read(self) -> int: ...
-    @property
-    def accepted(self) -> int: ...
-    @property
-    def dead_lettered(self) -> int: ...
-    @property
-    def duplicates(self) -> int: ...
+    def is_under_way(self) -> bool:
+        """Whether the process is at work, and the rest is a matter of time."""
+        return self.state == "busy" or self.title in {_NO_PROGRESS, _UP_TO_DATE}
+
+    def text(self, now: float) -> str:
+        """Write title and detail on a line."""
+        if self.until is None:
+            return self.title + self.detail
+        what, _, is_done = self.title.rpartition(" is ")
+        return f"{what} until {moment(self.until, now)} is {is_done}{self.detail}"
 
 
-def headline_of(live: Live, state: StateNow) -> Headline:
-    """Put into words how a shipper stands that answers itself."""
+def headline_of(seen: Snapshot) -> Headline:
+    """Put into words how a shipper stands."""
+    live = seen.running
+    if seen.stuck:
+        sub = f"{_begun(seen.stuck)}. Liveness fails, so that whoever watches shipper starts it again."
+        return Headline(state="bad", title="Stuck", sub=sub)
+    if live is None:
+        return _absent(seen)
     if live.phase == "stopped":
-        return _stopped(live, state)
+        return _stopped(seen, live)
     is_draining = live.phase == "draining"
     if live.pauses:
         why = f": {live.pauses[0].reason}" if len(live.pauses) == 1 else f" for {len(live.pauses)} reasons"
@@ -67,106 +72,147 @@ def headline_of(live: Live, state: StateNow) -> Headline:
         sub = f"{_waiting(live)} Delivery goes on by itself once the cause is gone."
         return Headline(state="paused", title=title, sub=sub)
     if is_draining:
+        detail = f", {several(live.pending, 'record')} to settle"
         sub = "It was asked to stop, reads no more, and settles what it has read."
-        return Headline(
-            state="busy", title="Draining", detail=f", {several(live.pending, 'record')} to settle", sub=sub
-        )
+        return Headline(state="busy", title="Draining", detail=detail, sub=sub)
     if live.phase == "starting" or not live.has_looked:
         return Headline(state="busy", title="Starting" if live.phase == "starting" else "Looking for its inputs")
-    return _troubled(live, state) if live.troubles else _running(live, state)
+    if live.troubles:
+        return _troubled(seen, live)
+    is_done = not live.lag_bytes and not live.pending
+    return _delivered(seen, live.at if is_done else None) or _delivering(seen, live)
 
 
-def exceptions(lost_bytes: int, kept: int) -> str:
+def delivered(seen: Snapshot) -> str:
+    """Write up to when everything is delivered, by what is saved in the state."""
+    state = seen.state
+    if state is None:
+        return "there is no state yet"
+    if not state.has_inputs:
+        return "nothing was read yet"
+    if seen.has_files_left:
+        return f"not all files that were named to it are read to their ends{exceptions(seen)}"
+    if found := _delivered(seen, seen.reachable_until, "Everything else" if seen.troubles else "Everything"):
+        text = found.text(seen.at)
+        return text[:1].lower() + text[1:]
+    names = [several(len(state.behind), "input")] if state.behind else []
+    names += ["standard input"] if state.spool.lag_bytes else []
+    verb = "is" if len(state.behind) + (state.spool.lag_bytes > 0) == 1 else "are"
+    return f"{' and '.join(names)} {verb} not delivered to the end, and it is not known until when{exceptions(seen)}"
+
+
+def outcome_of(live: Live) -> str:
+    """Write how a process ended."""
+    words = _OUTCOMES.get(live.outcome, "").rstrip(".")
+    return live.outcome.replace("_", " ") + (f": {words[:1].lower()}{words[1:]}" if words else "")
+
+
+def notices(live: Live | None) -> list[str]:
+    """Write what became of the last attempt to read the settings again."""
+    if live is None:
+        return []
+    refused, later = live.reload_error, ", ".join(live.restart_needed)
+    return [
+        *([f"The settings could not be read again, and stay as they were: {refused}."] if refused else []),
+        *([f"Settings that changed, and take effect at the next start: {later}."] if later else []),
+    ]
+
+
+def exceptions(seen: Snapshot) -> str:
     """Return what everything is delivered but for; empty if for nothing."""
-    gone = [f"{size(lost_bytes)} that were gone before they were read"] if lost_bytes else []
+    lost, kept = seen.unreachable_bytes, seen.kept
+    gone = [f"{size(lost)} that were gone before they were read"] if lost else []
     everything = [*gone, *([several(kept, "dead letter")] if kept else [])]
     return f", but for {' and '.join(everything)}" if everything else ""
 
 
-def unaccepted(live: Live | None, state: Counts) -> str:
+def unaccepted(seen: Snapshot) -> str:
     """Return what became of all records if none was accepted: of this process, or ever if it has read none."""
-    counts: Counts = live if live is not None and live.read else state
+    counts = seen.live if seen.live is not None and seen.live.read else seen.state
+    if counts is None or counts.accepted:
+        return ""
     parts = [
         *([several(counts.dead_lettered, "dead letter")] if counts.dead_lettered else []),
         *([several(counts.duplicates, "duplicate")] if counts.duplicates else []),
     ]
-    return " and ".join(parts) if not counts.accepted else ""
+    return " and ".join(parts)
 
 
-def open_line_bytes(live: Live, lost_bytes: int) -> int:
-    """Return the bytes of lines that have no end yet, where nothing else waits; 0 if something does."""
-    if live.phase != "running" or live.pauses or live.troubles or lost_bytes:
-        return 0
-    has_looked = live.at - live.started_at >= _SETTLED_IN_S
-    is_at_work = live.pending or live.settled_bytes_per_second > 0 or live.oldest_unsettled_seconds is not None
-    return live.lag_bytes if has_looked and not is_at_work else 0
+def _absent(seen: Snapshot) -> Headline:
+    live = seen.live
+    if seen.process_id is not None:
+        return Headline(state="busy", title="It says nothing of itself yet")
+    if live is None:
+        return Headline(state="off", title="No shipper is running")
+    if live.phase == "stopped":
+        return _stopped(seen, live)
+    detail = f", and heard of {span(seen.at - live.at)} ago last"
+    return Headline(state="bad", title="Killed", detail=detail, sub="What it had not saved is sent again.")
 
 
-def _troubled(live: Live, state: StateNow) -> Headline:
-    """Something is no input that should be one: that is no state in which all is well, whatever became of the rest."""
+def _stopped(seen: Snapshot, live: Live) -> Headline:
+    letters = f", with {several(live.dead_lettered, 'dead letter')}" if live.dead_lettered else ""
+    if not letters and seen.kept:
+        letters = f"; {several(seen.kept, 'dead letter')} kept"
+    state: Literal["good", "warn", "off", "bad"] = "warn" if letters or seen.troubles else "good"
+    if live.pending or live.outcome in {"aborted", "gave_up"}:
+        state = "bad"
+    elif live.outcome != "finished":
+        state = "off"
+    left = f" Not settled: {several(live.pending, 'record')}." if live.pending else ""
+    return Headline(
+        state=state,
+        title=f"Stopped: {live.outcome.replace('_', ' ') or 'no outcome'}",
+        detail=letters,
+        sub=f"{_OUTCOMES.get(live.outcome, '')}{left}",
+    )
+
+
+def _troubled(seen: Snapshot, live: Live) -> Headline:
+    """Something that should be an input is none: not all is well, whatever became of the rest."""
     first, *others = live.troubles
     what, _, why = first.partition(": ")
     why, _, more = why.partition("; ")
     sentences = [f"{_begun(words)}." for words in (more, *others) if words]
     if live.lag_bytes or live.pending:
         sentences.append(_waiting(live))
-    elif not live.read and not state.read:
+    elif not live.read and not (seen.state and seen.state.read):
         sentences.append("Nothing was read yet.")
-    elif not unaccepted(live, state):
-        sentences.append(f"Everything else that was written is delivered{_but(live, state)}.")
+    elif not unaccepted(seen):
+        sentences.append(f"Everything else that was written is delivered{exceptions(seen)}.")
     return Headline(state="warn", title=_begun(what), detail=f": {why}" if why else "", sub=" ".join(sentences))
 
 
-def _begun(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _running(live: Live, state: StateNow) -> Headline:
-    left, rate = live.lag_bytes, live.settled_bytes_per_second
-    oldest = live.oldest_unsettled_seconds or 0.0
-    but = _but(live, state)
-    well: Literal["good", "warn"] = "warn" if but else "good"
-    open_bytes = open_line_bytes(live, _lost_bytes(live, state))
-    is_done = not left and not live.pending
-    if (is_done or open_bytes) and (instead := unaccepted(live, state)):
+def _delivered(seen: Snapshot, until: float | None, what: str = "Everything") -> Headline | None:
+    """Return the headline of a shipper that has nothing left to deliver up to a moment; None if it has."""
+    open_bytes = seen.open_line_bytes
+    if until is None and not open_bytes:
+        return None
+    if instead := unaccepted(seen):
         title = "None of the records that were read was accepted"
         return Headline(state="warn", title=title, detail=f": {instead}", is_open_line=bool(open_bytes))
-    if is_done:
-        return Headline(state=well, title="Everything that was written is delivered", until=live.at, detail=but)
+    but = exceptions(seen)
+    well: Literal["good", "warn"] = "warn" if but else "good"
     if open_bytes:
-        title, detail = "Everything up to the last whole line is delivered", f"{but}; {size(left)} {_OPEN}"
-        return Headline(state=well, title=title, detail=detail, is_open_line=True)
-    headline = Headline(state="busy", title="Delivering", sub=_waiting(live))
+        title, detail = f"{what} up to the last whole line is delivered", f"{size(open_bytes)} are a line that has no"
+        return Headline(state=well, title=title, detail=f"{but}; {detail} end yet", is_open_line=True)
+    return Headline(state=well, title=f"{what} that was written is delivered", until=until, detail=but)
+
+
+def _delivering(seen: Snapshot, live: Live) -> Headline:
+    left, rate, total = live.lag_bytes, live.settled_bytes_per_second, live.total_bytes
+    oldest = live.oldest_unsettled_seconds or 0.0
+    sub = _waiting(live)
     if not rate > 0 and oldest >= _STILL_S:
-        return replace(headline, state="warn", title="No progress", detail=f" for {span(oldest)}")
+        return Headline(state="warn", title=_NO_PROGRESS, detail=f" for {span(oldest)}", sub=sub)
     if oldest < _FRESH_S and rate > 0 and left / rate < _FRESH_S:
-        state_now = "warn" if unaccepted(live, state) else well
+        but = exceptions(seen)
         detail = f", delivering {live.accepted_per_second:,.0f}/s{but}"
-        return replace(headline, state=state_now, title="Up to date", detail=detail)
-    total = live.total_bytes
+        return Headline(state="warn" if but or unaccepted(seen) else "good", title=_UP_TO_DATE, detail=detail, sub=sub)
     percent = min(100, int(100 * live.settled_bytes / total)) if total else 100
     behind = f"{size(left)} behind" if total is None else f"{percent} % of {size(total)}"
     wait = f", about {span(left / rate)} to go" if rate > 0 else ""
-    return replace(headline, detail=f", {behind}{wait}")
-
-
-_OPEN: Final = "are a line that has no end yet"
-
-
-def _stopped(live: Live, state: StateNow) -> Headline:
-    kept = sum(state.dead_letters.values())
-    letters = f", with {several(live.dead_lettered, 'dead letter')}" if live.dead_lettered else ""
-    if not letters and kept:
-        letters = f"; {several(kept, 'dead letter')} kept"
-    end: Literal["good", "warn", "off"] = "off" if live.outcome != "finished" else "warn" if letters else "good"
-    is_bad = live.pending or live.outcome in {"aborted", "gave_up"}
-    left = f" Not settled: {several(live.pending, 'record')}." if live.pending else ""
-    return Headline(
-        state="bad" if is_bad else end,
-        title=f"Stopped: {live.outcome.replace('_', ' ') or 'no outcome'}",
-        detail=letters,
-        sub=f"{_OUTCOMES.get(live.outcome, '')}{left}",
-    )
+    return Headline(state="busy", title="Delivering", detail=f", {behind}{wait}", sub=sub)
 
 
 def _waiting(live: Live) -> str:
@@ -175,9 +221,5 @@ def _waiting(live: Live) -> str:
     return f"{several(live.pending, 'record')} and {size(live.lag_bytes)} wait{since}."
 
 
-def _lost_bytes(live: Live, state: StateNow) -> int:
-    return max(state.unreachable_bytes, live.unreachable_bytes)
-
-
-def _but(live: Live, state: StateNow) -> str:
-    return exceptions(_lost_bytes(live, state), sum(state.dead_letters.values()))
+def _begun(words: str) -> str:
+    return words[:1].upper() + words[1:]

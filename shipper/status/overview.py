@@ -1,4 +1,4 @@
-"""What a state directory says of all inputs, read beside a shipper that runs, or without one. Nothing here writes."""
+"""What a state directory says, read beside a shipper that runs, or without one. Nothing here writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from shipper.model.records import shown
+from shipper.model.records import DeliveryClass, shown
 from shipper.state.accepted_ids import Window, window_of
+from shipper.state.letters import EVERYTHING, Letters
 from shipper.state.schema import open_for_reading
 from shipper.state.sqlite import understood
 from shipper.state.streams import read_started_patterns
 
+_LETTERS: Final = 10  # the newest ones
 _Place = tuple[int, int]  # device and inode
 _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
 
@@ -86,9 +88,31 @@ class UnreachableInput(Struct, frozen=True):
     noticed_at: float
 
 
+class LetterBrief(Struct, frozen=True, kw_only=True):
+    """
+    A dead letter in brief.
+
+    Attributes:
+        offset: Where the record begins in its input, bytes.
+        message: What is wrong, if that was found here; empty for the service's words, which may quote a record.
+        last_at: When it was refused last, seconds since the epoch.
+    """
+
+    id: int
+    rule: str
+    path: str
+    offset: int
+    event_id: str
+    status: int
+    delivery: DeliveryClass
+    last_at: float
+    message: str
+
+
 class Overview(Struct, frozen=True, kw_only=True):
     """
-    The state at one moment; `read == accepted + dead_lettered + duplicates`, as what is pending lies behind.
+    The state at one moment; counts are of all time, and `read == accepted + dead_lettered + duplicates`, as what is
+    pending lies behind.
 
     Attributes:
         at: That moment, seconds since the epoch.
@@ -109,6 +133,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     dead_letters: dict[str, int] = {}
     dead_letter_bytes: int = 0
     letters_without_record: int = 0
+    newest_dead_letters: list[LetterBrief] = []
     unreachable_bytes: int = 0
     unreachable: list[UnreachableInput] = []
     dedupe_window: Window = Window()
@@ -117,6 +142,11 @@ class Overview(Struct, frozen=True, kw_only=True):
     def has_inputs(self) -> bool:
         """Whether any input was read yet, or is known."""
         return bool(self.streams or self.spool.segments or self.read)
+
+    @property
+    def kept(self) -> int:
+        """Dead letters that are kept."""
+        return sum(self.dead_letters.values())
 
     @property
     def lag_bytes(self) -> int:
@@ -179,6 +209,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
             spool=_spool_state(db, directory / "spool", at),
             dead_letters=_kept_by_rule(db),
             letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
+            newest_dead_letters=_newest_letters(db, directory / "state.db"),
             dedupe_window=window_of(db),
             unreachable=[
                 UnreachableInput(*row)
@@ -304,3 +335,20 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
 
 def _kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))
+
+
+def _newest_letters(db: sqlite3.Connection, path: Path) -> list[LetterBrief]:
+    return [
+        LetterBrief(
+            id=each.id,
+            rule=each.rule,
+            path=each.path,
+            offset=each.start_offset,
+            event_id=each.event_id,
+            status=each.status,
+            delivery=each.delivery,
+            last_at=each.last_at,
+            message=each.message if each.delivery == "invalid" else "",
+        )
+        for each in Letters(db, path).newest(EVERYTHING, _LETTERS)
+    ]

@@ -272,7 +272,8 @@ def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, sh
         tail.append(number, number + 1, f"app.ndjson.{number}")
     assert run(shipper, "backfill", tail.folder).returncode == 0
     found = document(shipper)
-    assert set(found) == {"process_id", "delivered_until", "troubles", "beside", "live", "state", "report"}
+    names = {"headline", "summary", "process_id", "delivered_until", "troubles", "beside", "live", "state", "report"}
+    assert set(found) == names
     assert found["live"]["outcome"] == "finished"
     assert time.time() - 60 < found["delivered_until"] < time.time()
     assert (len(found["state"]["streams"]), found["state"]["stream_count"]) == (20, 25)

@@ -757,6 +757,7 @@ def test_text_from_outside_is_text(text: str, show: Show):
             },
             "report": {"fetched_at": NOW, "account": text, "start": text, "end": text},
             "headline": {"state": "warn", "title": text, "detail": text, "sub": text},
+            "summary": {"notices": [text], "options": text, "expiring": [text]},
         },
         width=360,
     )

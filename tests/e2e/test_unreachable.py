@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from shipper.cli.status.look import document, look
 from shipper.config.settings import load_settings
+from shipper.status.document import document
+from shipper.status.snapshot import take_snapshot
 from shipper.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
@@ -37,7 +38,7 @@ def unreachable_bytes(shipper: Shipper) -> int:
 def status(shipper: Shipper) -> dict[str, Any]:
     """What `shipper status --json` prints of the state, without a start of it."""
     settings = load_settings(config_path=shipper.config, environ=shipper.environment())
-    return json.loads(msgspec.json.encode(document(look(settings, time.time()), shipper.state)))["state"]
+    return json.loads(msgspec.json.encode(document(take_snapshot(settings, time.time()))))["state"]
 
 
 def read_half(tail: Tail, shipper: Shipper, fake: FakeService, service: Service, include: str = "app.ndjson*") -> int:

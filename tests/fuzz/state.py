@@ -14,7 +14,6 @@ from typing import Final
 
 import msgspec
 
-from shipper.cli.status.look import Look
 from shipper.cli.status.rendering import compact, report
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
@@ -24,10 +23,11 @@ from shipper.sources.reader import StreamReader
 from shipper.sources.segments import Segments, youngest_segment_id
 from shipper.state.letters import EVERYTHING
 from shipper.state.store import Store
+from shipper.status.document import document
 from shipper.status.live import Live, Pause
 from shipper.status.live_file import LIVE_FILE, read_live
-from shipper.status.overview import Overview
-from shipper.status.standing import Standing, state_now
+from shipper.status.overview import Overview, look_at
+from shipper.status.snapshot import Snapshot
 from tests.fuzz.engine import Target
 from tests.fuzz.framings import records_of
 from tests.fuzz.mutation import mutator
@@ -99,8 +99,8 @@ def check_live(data: bytes) -> object:
     if live is None:
         return "none"
     for process_id in (live.process_id, None, 0):
-        seen = Look(at=_AT, process_id=process_id, live=live, overview=Overview(at=_AT, read=1))
-        lines = [*report(seen, "/state"), compact(seen)]
+        seen = Snapshot(at=_AT, process_id=process_id, live=live, state=Overview(at=_AT, read=1))
+        lines = [*report(seen, Path("/state")), compact(seen)]
         assert all("\n" not in line and "\x1b" not in line for line in lines), "a line obeys what stands in it"
         lines_encoded = "\n".join(lines).encode("utf-8", "surrogatepass")
         assert lines_encoded
@@ -167,7 +167,7 @@ def _check_error(error: StateError, path: Path, size: int) -> object:
 
 def _use(folder: Path) -> None:
     """Do with it what a start and a look do."""
-    assert msgspec.json.encode(Standing(None, state_now(folder, _AT)))
+    assert msgspec.json.encode(document(Snapshot(at=_AT, state=look_at(folder, _AT))))
     with closing(Store(folder)) as store:
         totals = store.totals()
         assert all(isinstance(getattr(totals, name), int) for name in totals.__struct_fields__)

@@ -18,7 +18,6 @@ from shipper.status.admin.metrics import Metrics
 from shipper.status.live import Live
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
-from shipper.status.standing import in_brief
 from tests.tools import assert_content, run, tool
 
 CONFIG = Path(__file__).parents[2] / "config"
@@ -43,7 +42,7 @@ LIVE = Live(
 
 def exported() -> dict[str, set[str]]:
     """The samples that a shipper has, with the names of their labels."""
-    families = text_string_to_metric_families(Metrics(lambda: LIVE, lambda: in_brief(Overview(), [])).render().decode())
+    families = text_string_to_metric_families(Metrics(lambda: LIVE, lambda: Overview()).render().decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 

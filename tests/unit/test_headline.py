@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from shipper.status.headline import headline_of
+from shipper.status.headline import Headline
+from shipper.status.headline import headline_of as headline_of_snapshot
 from shipper.status.live import Live, Pause
-from shipper.status.overview import Overview
-from shipper.status.standing import StateNow, in_brief
+from shipper.status.overview import Overview, StreamState
+from shipper.status.snapshot import Snapshot
 from tests.cases import each
 
 NOW = 1_792_504_800.0
@@ -21,8 +22,15 @@ NO_MATCH = "no file matches /data/*.ndjson"
 NO_ENTRY = "/data/app.ndjson cannot be read: permission denied; it belongs to user 0"
 
 
-def state(**fields: Any) -> StateNow:
-    return in_brief(Overview(at=NOW, **fields), [])
+def state(**fields: Any) -> Overview:
+    return Overview(at=NOW, **fields)
+
+
+def headline_of(live: Live, state: Overview) -> Headline:
+    """Put into words how a shipper stands whose state agrees with it."""
+    behind = StreamState(1, "/data/app.ndjson", live.lag_bytes, 0, live.lag_bytes, "", NOW)
+    whole = replace(state, streams=[behind] if live.lag_bytes else [])
+    return headline_of_snapshot(Snapshot(at=live.at, process_id=live.process_id, live=live, state=whole))
 
 
 def test_what_has_not_looked_for_its_inputs_yet_is_not_green():

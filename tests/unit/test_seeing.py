@@ -20,7 +20,6 @@ from shipper.status.live_file import LIVE_FILE, LiveFile, read_live
 from shipper.status.logs import configure_logs, set_level, take_left_out
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
-from shipper.status.standing import StateNow, in_brief
 from shipper.status.systemd import Notifier
 
 
@@ -178,11 +177,11 @@ def test_a_socket_that_is_gone_or_was_never_there_harms_nobody(tmp_path: Path):
 # Metrics ----------------------------------------------------------------------------------------------------------
 
 
-def nothing_known() -> StateNow:
-    return in_brief(Overview(), [])
+def nothing_known() -> Overview:
+    return Overview()
 
 
-def unreadable() -> StateNow:
+def unreadable() -> Overview:
     raise StateError("no")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,12 +10,11 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from shipper.cli.status.inputs import stream_lines, stream_table
-from shipper.cli.status.look import Look
-from shipper.cli.status.rendering import compact, figures, headline, remains, report
+from shipper.cli.status.rendering import compact, figures, headline, remains, report, stream_lines, stream_table
 from shipper.cli.status.watching import view
 from shipper.status.live import Live, Pause
 from shipper.status.overview import Overview, SpoolState, StreamState, UnreachableInput
+from shipper.status.snapshot import Snapshot
 from shipper.status.units import iso, moment, size, span
 from tests.cases import each
 
@@ -41,10 +41,10 @@ def stream(number: int = 1, lag: int = 0, **fields: Any) -> StreamState:
     return StreamState(**{**usual, **fields})
 
 
-def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = None, **fields: Any) -> Look:
+def look(*streams: StreamState, process_id: int | None = 7, says: Live | None = None, **fields: Any) -> Snapshot:
     usual = {"read": 10, "accepted": 7, "dead_lettered": 2, "duplicates": 1, "spool": SpoolState(delivered_until=NOW)}
     overview = Overview(at=NOW, streams=sorted(streams, key=lambda each: -each.lag_bytes), **{**usual, **fields})
-    return Look(at=NOW, process_id=process_id, live=says, overview=overview)
+    return Snapshot(at=NOW, process_id=process_id, live=says, state=overview)
 
 
 def test_where_all_is_well_the_first_sentence_says_until_when_everything_is_delivered():
@@ -56,7 +56,7 @@ def test_where_all_is_well_the_first_sentence_says_until_when_everything_is_deli
 
 
 def test_records_that_were_refused_are_excepted_in_the_first_sentence_and_its_colour():
-    def drawn_in(seen: Look) -> str:
+    def drawn_in(seen: Snapshot) -> str:
         return str(view(seen, 80, 24).renderables[0].style)
 
     for count, words in ((1, "1 dead letter"), (1200, "1,200 dead letters")):
@@ -101,18 +101,16 @@ def test_what_waits_for_another_reason_is_not_taken_for_a_line_without_an_end(ch
 
 def test_which_shipper_it_is_and_what_became_of_its_settings_is_told():
     says = live(destination="https://intake.example", reload_error="[log] level: no", restart_needed=["a.b", "c.d"])
-    lines = report(look(stream(), says=says), "/state")
+    lines = report(look(stream(), says=says), Path("/state"))
     assert lines[lines.index("") + 1] == "state: /state; ships to: https://intake.example"
-    assert (
-        "settings: could not be read again, and stay as they were: [log] level: no; "
-        "changed, and take effect at the next start: a.b, c.d"
-    ) in lines
-    assert not any("settings" in line for line in report(look(stream(), says=live()), "/state"))
-    assert not any("settings" in line for line in report(look(stream(), process_id=None, says=says), "/state"))
+    assert "The settings could not be read again, and stay as they were: [log] level: no." in lines
+    assert "Settings that changed, and take effect at the next start: a.b, c.d." in lines
+    assert not any("ettings" in line for line in report(look(stream(), says=live()), Path("/state")))
+    assert not any("ettings" in line for line in report(look(stream(), process_id=None, says=says), Path("/state")))
 
 
 def test_a_report_has_paragraphs():
-    text = "\n".join(report(look(stream(), says=live()), "/state"))
+    text = "\n".join(report(look(stream(), says=live()), Path("/state")))
     begins = [each.split(" ")[0] for each in text.split("\n\n")]
     assert begins == ["running", "state:", "inputs:", "dead"]
 
@@ -131,7 +129,7 @@ def test_a_pause_comes_first_with_what_to_do_about_it():
     [
         (None, "no shipper is running; everything"),
         (live(phase="stopped", outcome="drained", at=NOW - 3 * 3600), "the last one (run) ended 3 h ago: drained"),
-        (live(phase="stopped", outcome="finished", at=NOW - 5), "ended 5 s ago: finished: its input was read to the"),
+        (live(phase="stopped", outcome="finished", at=NOW - 5), "ended 5 s ago: finished: the input was read to its"),
         (live(phase="stopped", outcome="of tomorrow"), "ended 0 s ago: of tomorrow"),
         (live(at=NOW - 600), "(run, process 7) was killed: it was heard of 10 min ago last"),
     ],
@@ -177,13 +175,13 @@ def test_bytes_that_are_lost_hold_the_sentence_back_no_more_but_are_named_in_it(
         "unreachable: 300 B of 1 input, gone before they were read",
         "  /log/2: 300 B, noticed 2026-10-20T13:59:10Z",
     ]
-    assert stream_table(seen.overview.behind, seen, limit=9)[1].endswith("/log/2 (gone before it was read)")
+    assert stream_table(seen.state.behind, seen, limit=9)[1].endswith("/log/2 (gone before it was read)")
 
 
 def test_without_a_state_or_an_input_it_says_so():
-    empty = Look(at=NOW)
+    empty = Snapshot(at=NOW)
     assert headline(empty) == ["no shipper is running; there is no state yet"]
-    assert report(empty, "/state") == [*headline(empty), "", "state: /state"]
+    assert report(empty, Path("/state")) == [*headline(empty), "", "state: /state"]
     assert headline(look(read=0)) == ["process 7 is running, and has said nothing of itself yet; nothing was read yet"]
     (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
     assert line.endswith("1 input is not delivered to the end, and it is not known until when")
@@ -219,8 +217,8 @@ def test_the_rate_is_that_of_the_process_that_runs():
 @each(
     ("fields", "line"),
     [
-        ({"token_expires_at": NOW + 601}, None),
-        ({"token_expires_at": NOW + 599}, "token: expires in 9 min, 2026-10-20T14:09:59Z"),
+        ({"token_expires_at": NOW + 301}, None),
+        ({"token_expires_at": NOW + 299}, "token: expires in 4 min, 2026-10-20T14:04:59Z"),
         ({"token_expires_at": NOW - 180}, "token: expired 3 min ago, 2026-10-20T13:57:00Z"),
         ({"certificate_expires_at": NOW + 8 * 86_400}, None),
         ({"certificate_expires_at": NOW + 6 * 86_400 + 5}, "certificate: expires in 6 days, 2026-10-26T14:00:05Z"),
@@ -271,7 +269,7 @@ def test_nothing_that_a_terminal_would_obey_is_written():
     says = live(command="\x1b", pauses=[Pause("\x1b", "\x1b\n", "\x1b", NOW)])
     gone = UnreachableInput(1, evil, 5, NOW)
     seen = look(stream(path=evil), says=says, unreachable=[gone], unreachable_bytes=5, dead_letters={"\x1b": 1})
-    text = "\n".join([*report(seen, evil), compact(seen)])
+    text = "\n".join([*report(seen, Path(evil)), compact(seen)])
     assert "\x1b" not in text
     assert text.count("\\x1b[2J x") == 3
 
@@ -284,7 +282,7 @@ def test_the_spool_and_the_dead_letters_are_told_with_the_command_to_look():
         "spool: 2 segments, 5 kB, 1.2 kB to go, 12 s at 100 B/s, delivered until 13:59:00Z",
         kept,
     ]
-    assert remains(replace(seen, options=" --config 'a b'"))[1] == f"{kept} --config 'a b'"
+    assert remains(seen, " --config 'a b'")[1] == f"{kept} --config 'a b'"
     assert remains(look(spool=replace(spool, segments=1)))[0].startswith("spool: 1 segment, ")
     assert remains(look()) == ["dead letters: 0 kept"], "there is no spool"
 
@@ -293,17 +291,18 @@ def test_a_line_for_a_log_holds_what_matters():
     says = live(accepted_per_second=5.0, pending=4, lag_bytes=900, settled_bytes_per_second=9.0)
     assert compact(look(stream(1, 100), says=says, dead_letters={"ip": 2})) == (
         "2026-10-20T14:00:00Z running since 12:00:00Z (run, process 7); everything that was written until 13:59:00Z is "
-        "delivered, but for 2 dead letters; 5 records/s accepted, 0 of 0 requests in flight; 4 pending; "
+        "delivered, but for 2 dead letters; Delivering, 900 B behind, about 100 s to go; 5 records/s accepted, "
+        "0 of 0 requests in flight; 4 pending; "
         "900 B to go, 100 s at 9 B/s; 2 dead letters kept"
     )
     paused = compact(look(stream(1, 100), says=live(pauses=[FORBIDDEN])))
     assert "paused since 13:58:20Z (forbidden): HTTP 403: no" in paused
     assert "what to do: have it checked" in paused
     assert "\n" not in paused
-    assert compact(Look(at=NOW)).startswith("2026-10-20T14:00:00Z no shipper is running; there is no state yet")
+    assert compact(Snapshot(at=NOW)).startswith("2026-10-20T14:00:00Z no shipper is running; there is no state yet")
 
 
-def drawn(seen: Look, width: int, height: int) -> list[str]:
+def drawn(seen: Snapshot, width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture:
         console.print(view(seen, width, height))
@@ -356,6 +355,6 @@ def test_nobody_is_hurt_by_a_snapshot_that_says_absurd_things():
     says = live(at=-1e300, started_at=1e300, lag_bytes=-5, settled_bytes_per_second=1e-300, token_expires_at=-1e300)
     for process_id in (7, None):
         seen = look(stream(1, 5), process_id=process_id, says=says)
-        assert report(seen, "/state")
+        assert report(seen, Path("/state"))
         assert compact(seen)
     assert msgspec.json.encode(says)

@@ -6,8 +6,9 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -22,11 +23,12 @@ from shipper.cli.common import (
     prepare,
     reader_may_leave,
 )
+from shipper.model.printable import printable_json
 
 if TYPE_CHECKING:
-    from shipper.cli.status.look import Look
-    from shipper.config.settings import Settings
-from shipper.model.printable import printable_json
+    from shipper.status.snapshot import Snapshot
+
+_EXIT_NOT_YET: Final = 4
 
 
 def status(
@@ -59,32 +61,62 @@ def status(
     """
     if until and watches:
         raise typer.BadParameter("--until asks once, and --watch looks again and again; leave out one of them")
-    from shipper.cli.status.look import look
-    from shipper.cli.status.rendering import report
+    from shipper.cli.status.rendering import LISTED, answer, report
     from shipper.cli.status.watching import watch
+    from shipper.status.snapshot import take_snapshot
 
     settings = prepare(SettingsOptions(config, overrides, log_level, log_format))
     options = _options_of_state(config, overrides or ())
+    limit = None if shows_all else LISTED
 
-    def as_json(seen: Look) -> str:
-        return _as_json(seen, settings, shows_all=shows_all)
+    def look() -> Snapshot:
+        return take_snapshot(settings, time.time())
 
     with reader_may_leave():
         if watches:
-            watch(lambda: look(settings, time.time(), options), interval_s, as_json if json else None)
+            watch(look, interval_s, options, (lambda seen: _as_json(seen, limit)) if json else None)
             return
-        seen = look(settings, time.time(), options)
-        if until:
-            raise typer.Exit(_answer(settings, seen, until, config, json=json, shows_all=shows_all))
-        lines = [as_json(seen)] if json else report(seen, str(settings.state.directory), shows_all=shows_all)
+        seen = look()
+        moment = _moment_of(until, seen.at) if until else None
+        if moment is None:
+            lines = [_as_json(seen, limit)] if json else report(seen, settings.state.directory, options, limit)
+        elif json:
+            lines = [_as_json(seen, limit, until=moment, is_delivered=seen.is_delivered(moment))]
+        else:
+            lines = answer(seen, moment, limit, "" if settings.input.include else _known_inputs(config))
         print("\n".join(lines), flush=True)
+        if moment is not None and not seen.is_delivered(moment):
+            raise typer.Exit(_EXIT_NOT_YET)
 
 
-def _as_json(seen: Look, settings: Settings, *, shows_all: bool, **others: object) -> str:
-    from shipper.cli.status.look import document
+def _moment_of(text: str, now: float) -> float:
+    """
+    Parse a time: ISO 8601, UTC unless it names another zone; a date alone is its end; or `now`.
 
-    whole = document(seen, settings.state.directory, shows_all=shows_all)
-    return printable_json(msgspec.json.encode({**whole, **others}).decode())
+    Returns:
+        Seconds since the epoch.
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    if text == "now":
+        return now
+    try:
+        try:
+            whole = datetime.combine(date.fromisoformat(text) + timedelta(days=1), datetime.min.time(), UTC)
+        except ValueError:
+            whole = datetime.fromisoformat(text)
+        return (whole if whole.tzinfo else whole.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text!r} is no time, such as 2026-11-01T12:30:00Z, 2026-11-01 (its end, UTC) or now"
+        ) from None
+
+
+def _as_json(seen: Snapshot, limit: int | None, **answer: object) -> str:
+    from shipper.status.document import document
+
+    outside = {"delivered_until": seen.delivered_until, "beside": seen.beside}
+    return printable_json(msgspec.json.encode({**document(seen, limit), **outside, **answer}).decode())
 
 
 def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
@@ -97,26 +129,10 @@ def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
 
 
 def _known_inputs(config: Path | None) -> str:
-    """Say what cannot be known where no setting names the inputs."""
+    """Write what cannot be known where no setting names the inputs."""
     from shipper.config.load import USUAL_FILES
 
     named = config or os.environ.get("SHIPPER_CONFIG")
     path = named or next((each for each in USUAL_FILES if each.exists()), None)
     where = f"the settings, of {plain(str(path))}," if path else "no settings file was found, and the settings"
     return f"  only inputs that were read before are known: {where} name no input.include"
-
-
-def _answer(settings: Settings, seen: Look, text: str, config: Path | None, *, json: bool, shows_all: bool) -> int:
-    """Answer `--until`; returns the exit code."""
-    from shipper.cli.status.until import EXIT_NOT_YET, answer_lines, answer_of, moment_of
-
-    until = moment_of(text, seen.at)
-    answer = answer_of(seen, until)
-    if json:
-        lines = [_as_json(seen, settings, shows_all=shows_all, until=until, is_delivered=answer.is_delivered)]
-    else:
-        lines = answer_lines(answer, seen, shows_all=shows_all)
-        if not settings.input.include:
-            lines.insert(1, _known_inputs(config))
-    print("\n".join(lines), flush=True)
-    return 0 if answer.is_delivered else EXIT_NOT_YET

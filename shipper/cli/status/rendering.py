@@ -1,81 +1,113 @@
-"""How a shipper stands, for people. All of this is text made of a look; nothing here reads a clock or a file."""
+"""A snapshot as text for people. Nothing here reads a clock or a file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from shipper.cli.common import on_one_line, several
-from shipper.cli.status.inputs import remaining, stream_lines
-from shipper.cli.status.look import Look
-from shipper.status.headline import exceptions
+from shipper.status.document import STREAMS_SHOWN
+from shipper.status.headline import delivered, headline_of, notices, outcome_of
 from shipper.status.live import Live
-from shipper.status.overview import Overview, SpoolState
-from shipper.status.standing import STREAMS_SHOWN
+from shipper.status.overview import Overview, StreamState
+from shipper.status.snapshot import Snapshot
 from shipper.status.units import iso, moment, size, span
 
 LISTED: Final = STREAMS_SHOWN
-
 _NAMED: Final = 10  # inputs that cannot be read
-_TOKEN_NEAR_S: Final = 600
-_CERTIFICATE_NEAR_S: Final = 7 * 86_400
-_ENDS: Final = {
-    "finished": "finished: its input was read to the end",
-    "drained": "drained: it was asked to end, and settled what it had read",
-    "aborted": "aborted: it was cut off; what was pending is sent again at the next start",
-    "gave_up": "gave up: the service took nothing for too long; the next start goes on",
-}
 
 
-def report(seen: Look, directory: str, *, shows_all: bool = False) -> list[str]:
-    """Write all of it in paragraphs, the most important sentence first."""
+def report(seen: Snapshot, directory: Path, options: str = "", limit: int | None = LISTED) -> list[str]:
+    """
+    Write all of it in paragraphs, the most important sentence first.
+
+    Args:
+        options: What a command needs on its line to look at the same state, for a shell, with a space in front.
+        limit: How many inputs to list; None = all.
+    """
     to = f"; ships to: {on_one_line(seen.live.destination)}" if seen.live and seen.live.destination else ""
-    paragraphs = [
-        headline(seen),
-        [f"state: {on_one_line(directory)}{to}", *figures(seen)],
-        stream_lines(seen, limit=None if shows_all else LISTED),
-        remains(seen),
-    ]
+    state = [f"state: {on_one_line(str(directory))}{to}", *figures(seen)]
+    paragraphs = [headline(seen), state, stream_lines(seen, limit), remains(seen, options)]
     return [line for paragraph in paragraphs if paragraph for line in ("", *paragraph)][1:]
+
+
+def answer(seen: Snapshot, until: float, limit: int | None = LISTED, note: str = "") -> list[str]:
+    """
+    Write whether everything up to a moment is settled, and what stands in the way.
+
+    Args:
+        note: Comes after the answer.
+    """
+    notes = [note] if note else []
+    if seen.is_delivered(until):
+        but = f", but for {several(seen.kept, 'dead letter')}" if seen.kept else ""
+        yes = f"yes: everything that was written up to {iso(until)} is delivered{but}"
+        return [yes, *notes, *unreachable(seen), *_not_read(seen)]
+    lines = [f"no: it is not known that everything that was written up to {iso(until)} is settled", *notes]
+    if seen.state is None or not seen.state.has_inputs:
+        return [*lines, "  no input is known yet: nothing was shipped from here"]
+    if until > seen.at:
+        lines.append(f"  that is still to come, in {span(until - seen.at)}; it is {iso(seen.at)}")
+    if seen.has_files_left:
+        lines.append(
+            "  not all files that it was given have been read to their ends; `backfill` them again if it ended"
+        )
+    if seen.is_spool_late(until):
+        lines.append(f"  standard input: {_to_go(seen.state.spool.lag_bytes, seen)}")
+    if late := seen.late_streams(until):
+        lines.append(f"  {several(len(late), 'input')} {'stands' if len(late) == 1 else 'stand'} in the way:")
+        lines += stream_table(late, seen, limit)
+    return [*lines, *headline(seen), *unreachable(seen), *_not_read(seen)]
+
+
+def compact(seen: Snapshot) -> str:
+    """Write it as one line, for a log."""
+    parts = [part.strip() for part in headline(seen)]
+    if live := seen.running:
+        parts += [_rate(live), f"{live.pending:,} pending"]
+    parts += [_to_go(seen.lag_bytes, seen), f"{several(seen.kept, 'dead letter')} kept"]
+    return f"{iso(seen.at)} {'; '.join(parts)}"
 
 
 # Whether all is well ----------------------------------------------------------------------------------------------
 
 
-def headline(seen: Look) -> list[str]:
-    """Say whether it runs and delivers, up to when everything is delivered, and what to do."""
-    troubles = [on_one_line(words) for words in (*seen.troubles[:_NAMED], *_more(seen.troubles))]
-    if seen.process_id is None:
-        first = f"no shipper is running{_last_one(seen)}; {_delivered(seen)}"
-        return [first, *_pauses(seen, "at its end it was "), *troubles]
-    live = seen.running
+def headline(seen: Snapshot) -> list[str]:
+    """Write what it is paused for and what to do, whether it runs, and up to when everything is delivered."""
+    live, more = seen.running, len(seen.troubles) - _NAMED
+    troubles = [on_one_line(words) for words in seen.troubles[:_NAMED]]
+    troubles += [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
+    if live is not None:
+        doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
+        which = f"({on_one_line(live.command)}, process {live.process_id})"
+        process = f"{doing} since {moment(live.started_at, seen.at)} {which}"
+    elif seen.process_id is None:
+        process = f"no shipper is running{_last_one(seen)}"
+    else:
+        process = f"process {seen.process_id} is running, and has said nothing of itself yet"
+    line, now = f"{process}; {delivered(seen)}", headline_of(seen)
     if live is None:
-        first = f"process {seen.process_id} is running, and has said nothing of itself yet; {_delivered(seen)}"
-        return [first, *troubles]
-    doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
-    since = f"{doing} since {moment(live.started_at, seen.at)} ({on_one_line(live.command)}, process {live.process_id})"
-    return [*_pauses(seen), *troubles, f"{since}; {_delivered(seen)}"]
+        return [line, *(_pauses(seen) if seen.process_id is None else []), *troubles]
+    return [*_pauses(seen), *troubles, line, *([now.text(seen.at)] if now.is_under_way else [])]
 
 
-def _more(troubles: list[str]) -> list[str]:
-    more = len(troubles) - _NAMED
-    return [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
-
-
-def _last_one(seen: Look) -> str:
+def _last_one(seen: Snapshot) -> str:
     live = seen.live
     if live is None:
         return ""
     ago, command = f"{span(seen.at - live.at)} ago", on_one_line(live.command)
     if live.phase == "stopped":
-        return f"; the last one ({command}) ended {ago}: {_ENDS.get(live.outcome, on_one_line(live.outcome))}"
+        return f"; the last one ({command}) ended {ago}: {on_one_line(outcome_of(live))}"
     return (
         f"; the last one ({command}, process {live.process_id}) was killed: it was heard of {ago} last, "
         "and what it had not saved is sent again at the next start"
     )
 
 
-def _pauses(seen: Look, before: str = "") -> list[str]:
+def _pauses(seen: Snapshot) -> list[str]:
     lines = []
+    before = "" if seen.running else "at its end it was "
     for each in seen.live.pauses if seen.live else ():
         since = f"paused since {moment(each.since, seen.at)} ({on_one_line(each.reason)})"
         probe = f"; tried again at {moment(each.next_probe_at, seen.at)}" if each.next_probe_at and not before else ""
@@ -84,72 +116,27 @@ def _pauses(seen: Look, before: str = "") -> list[str]:
     return lines
 
 
-def _delivered(seen: Look) -> str:
-    """Say up to when everything is delivered."""
-    overview = seen.overview
-    if overview is None:
-        return "there is no state yet"
-    if not overview.has_inputs:
-        return "nothing was read yet"
-    until = seen.reachable_until
-    but = exceptions(overview.unreachable_bytes, sum(overview.dead_letters.values()))
-    if seen.has_files_left:
-        return f"not all files that were named to it are read to their ends{but}"
-    if (seen.open_line_bytes or until is not None) and seen.unaccepted:
-        return f"none of the records that were read was accepted: {seen.unaccepted}"
-    if seen.open_line_bytes:
-        rest = f"{size(seen.open_line_bytes)} are a line that has no end yet"
-        return f"everything up to the last whole line is delivered{but}; {rest}"
-    if until is not None:
-        what = "everything else" if seen.troubles else "everything"
-        return f"{what} that was written until {moment(until, seen.at)} is delivered{but}"
-    return f"{_behind(overview)} not delivered to the end, and it is not known until when{but}"
-
-
-def _behind(overview: Overview) -> str:
-    names = [several(len(overview.behind), "input")] if overview.behind else []
-    names += ["standard input"] if overview.spool.lag_bytes else []
-    count = len(overview.behind) + (overview.spool.lag_bytes > 0)
-    return f"{' and '.join(names)} {'is' if count == 1 else 'are'}"
-
-
 # Figures ----------------------------------------------------------------------------------------------------------
 
 
-def figures(seen: Look) -> list[str]:
+def figures(seen: Snapshot) -> list[str]:
     """Write what is counted, how fast it goes, and what is about to expire."""
-    lines = []
-    live, overview = seen.running, seen.overview
-    if overview is not None:
-        lines.append(_accounting(overview, live.pending if live else 0))
+    live, lines = seen.running, []
+    if seen.state is not None:
+        lines.append(_accounting(seen.state, live.pending if live else 0))
     if live is not None:
-        lines.append(f"rate: {_rate(live)}")
-        lines += _settings(live)
-    if seen.live is not None:
-        if live is not None:
-            lines += _expiry("token", live.token_expires_at, seen.at, _TOKEN_NEAR_S)
-        lines += _expiry("certificate", seen.live.certificate_expires_at, seen.at, _CERTIFICATE_NEAR_S)
-    return lines
+        lines += [f"rate: {_rate(live)}", *map(on_one_line, notices(live))]
+    return [*lines, *(_expiry(name, seen) for name in seen.expiring)]
 
 
-def _settings(live: Live) -> list[str]:
-    """Tell what became of the last attempt to read the settings again."""
-    later = ", ".join(live.restart_needed)
+def _accounting(state: Overview, pending: int) -> str:
     parts = [
-        *([f"could not be read again, and stay as they were: {live.reload_error}"] if live.reload_error else []),
-        *([f"changed, and take effect at the next start: {later}"] if later else []),
-    ]
-    return [f"settings: {on_one_line('; '.join(parts))}"] if parts else []
-
-
-def _accounting(overview: Overview, pending: int) -> str:
-    parts = [
-        f"{overview.accepted:,} accepted",
-        f"{overview.dead_lettered:,} dead-lettered",
-        several(overview.duplicates, "duplicate"),
+        f"{state.accepted:,} accepted",
+        f"{state.dead_lettered:,} dead-lettered",
+        several(state.duplicates, "duplicate"),
         *([f"{pending:,} pending"] if pending else []),
     ]
-    return f"records: {overview.read + pending:,} read = {' + '.join(parts)}"
+    return f"records: {state.read + pending:,} read = {' + '.join(parts)}"
 
 
 def _rate(live: Live) -> str:
@@ -158,93 +145,139 @@ def _rate(live: Live) -> str:
         f"{live.in_flight:,} of {live.concurrency_limit:,} requests in flight",
     ]
     if live.latency_p50_seconds is not None:
-        parts.append(f"latency {_latency(live)}")
+        p50, p95 = ((each or 0.0) * 1000 for each in (live.latency_p50_seconds, live.latency_p95_seconds))
+        parts.append(f"latency {p50:,.0f} ms (95 %: {p95:,.0f} ms)")
     return ", ".join(parts)
 
 
-def _latency(live: Live) -> str:
-    p50, p95 = ((each or 0.0) * 1000 for each in (live.latency_p50_seconds, live.latency_p95_seconds))
-    return f"{p50:,.0f} ms (95 %: {p95:,.0f} ms)"
+def _expiry(name: str, seen: Snapshot) -> str:
+    at: float = getattr(seen.live, f"{name}_expires_at")
+    words = f"expires in {span(at - seen.at)}" if at > seen.at else f"expired {span(seen.at - at)} ago"
+    return f"{name}: {words}, {iso(at)}"
 
 
-def _expiry(what: str, expires_at: float | None, now: float, near_s: float) -> list[str]:
-    if expires_at is None or expires_at >= now + near_s:
+# Inputs -----------------------------------------------------------------------------------------------------------
+
+
+def stream_lines(seen: Snapshot, limit: int | None) -> list[str]:
+    """List the inputs, the one with most lag first."""
+    state = seen.state
+    if state is None:
         return []
-    left_s = expires_at - now
-    words = f"expires in {span(left_s)}" if left_s > 0 else f"expired {span(-left_s)} ago"
-    return [f"{what}: {words}, {iso(expires_at)}"]
+    behind = len(state.behind)
+    lag = f", {behind:,} behind: {_to_go(state.lag_bytes, seen)}" if behind else ""
+    return [f"inputs: {len(state.streams):,} known{lag}", *stream_table(state.streams, seen, limit)]
+
+
+def stream_table(streams: Sequence[StreamState], seen: Snapshot, limit: int | None) -> list[str]:
+    """
+    Lay out inputs as columns; the last one, the path, is as long as it is.
+
+    Args:
+        streams: The one with most lag first.
+    """
+    if not streams or seen.state is None:
+        return []
+    listed = streams[:limit]
+    gone = {each.stream_id for each in seen.unreachable_streams}
+    etas = _etas(seen.state.streams, seen.bytes_per_second)
+    rows: list[tuple[str, ...]] = [("delivered until", "settled", "to go", "behind", "ETA", "input")]
+    rows += [_row(each, etas.get(each.path, "-"), seen, is_gone=each.stream_id in gone) for each in listed]
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    lines = ["  " + "  ".join([*map(str.rjust, row, widths), row[-1]]) for row in rows]
+    return [*lines, *([f"  ... and {len(streams) - len(listed):,} more"] if len(streams) > len(listed) else [])]
+
+
+def _row(stream: StreamState, eta: str, seen: Snapshot, *, is_gone: bool) -> tuple[str, ...]:
+    until = stream.delivered_until
+    is_whole = until == seen.at
+    is_open_ended = stream.compression and not is_whole  # nobody knows how much an archive holds
+    notes = [
+        *(["not looked at yet"] if not stream.stream_id else []),
+        *(["gone before it was read"] if is_gone else []),
+        *([stream.compression] if stream.compression else []),
+    ]
+    return (
+        "not known" if until is None else moment(until, seen.at),
+        f"{size(stream.checkpoint)} of " + ("?" if is_open_ended else size(stream.size)),
+        "?" if is_open_ended else size(stream.lag_bytes),
+        "-" if is_whole or until is None else span(seen.at - until),
+        "-" if is_whole or is_gone or is_open_ended else eta,
+        on_one_line(stream.path) + (f" ({', '.join(notes)})" if notes else ""),
+    )
+
+
+def _etas(streams: Sequence[StreamState], bytes_per_second: float) -> dict[str, str]:
+    """
+    Return by path how long each input takes; inputs take turns, so those with less to go are done first.
+
+    Args:
+        streams: The one with most lag first.
+    """
+    if not bytes_per_second:
+        return {}
+    etas = {}
+    others = sum(each.lag_bytes for each in streams)  # of those that have no more to go than this one
+    for count, each in enumerate(streams):
+        etas[each.path] = span((count * each.lag_bytes + others) / bytes_per_second)
+        others -= each.lag_bytes
+    return etas
+
+
+def _to_go(lag_bytes: int, seen: Snapshot) -> str:
+    rate = seen.bytes_per_second
+    return f"{size(lag_bytes)} to go" + (f", {span(lag_bytes / rate)} at {size(rate)}/s" if rate else "")
 
 
 # What is kept, and what is lost -----------------------------------------------------------------------------------
 
 
-def remains(seen: Look) -> list[str]:
+def remains(seen: Snapshot, options: str = "") -> list[str]:
     """Write what the spool and the dead letters hold, and what could not be read any more."""
-    overview = seen.overview
-    if overview is None:
+    state = seen.state
+    if state is None:
         return []
-    kept = sum(overview.dead_letters.values())
-    by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in overview.dead_letters.items())
-    command = f"shipper dead-letters list{on_one_line(seen.options)}"
-    letters = f"dead letters: {kept:,} kept" + (f" ({by_rule}); look at them with: {command}" if kept else "")
-    if count := overview.letters_without_record:
+    by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in state.dead_letters.items())
+    letters = f"dead letters: {seen.kept:,} kept"
+    if seen.kept:
+        letters += f" ({by_rule}); look at them with: shipper dead-letters list{on_one_line(options)}"
+    if count := state.letters_without_record:
         letters += f"; of {count:,} only the position is known, and input.on_complete leaves their files alone"
-    return [*_spool(overview.spool, seen), letters, *_window(overview, seen), *unreachable(seen), *not_read(seen)]
+    lines = [*_spool(seen, state), letters]
+    window = state.dedupe_window
+    if window.since is not None:
+        since = moment(window.since, seen.at)
+        lines.append(f"dedupe window: {several(window.event_ids, 'EventId')}, accepted since {since}")
+    return [*lines, *unreachable(seen), *_not_read(seen)]
 
 
-def _window(overview: Overview, seen: Look) -> list[str]:
-    window = overview.dedupe_window
-    if window.since is None:
-        return []
-    return [f"dedupe window: {several(window.event_ids, 'EventId')}, accepted since {moment(window.since, seen.at)}"]
-
-
-def _spool(spool: SpoolState, seen: Look) -> list[str]:
+def _spool(seen: Snapshot, state: Overview) -> list[str]:
+    spool = state.spool
     if not spool.segments:
         return []
     until = ""
     if spool.delivered_until is not None and spool.delivered_until < seen.at:
         until = f", delivered until {moment(spool.delivered_until, seen.at)}"
-    left = remaining(spool.lag_bytes, seen)
-    return [f"spool: {several(spool.segments, 'segment')}, {size(spool.bytes)}, {left}{until}"]
+    return [f"spool: {several(spool.segments, 'segment')}, {size(spool.bytes)}, {_to_go(spool.lag_bytes, seen)}{until}"]
 
 
-def unreachable(seen: Look) -> list[str]:
-    """Tell of the inputs that were gone before they were read."""
-    overview = seen.overview
-    if overview is None or not overview.unreachable_bytes:
+def unreachable(seen: Snapshot) -> list[str]:
+    """Name the inputs that were gone before they were read."""
+    if seen.state is None or not seen.state.unreachable_bytes:
         return []
-    inputs = overview.unreachable
-    lost = f"{size(overview.unreachable_bytes)} of {several(len(inputs), 'input')}"
-    return [
-        f"unreachable: {lost}, gone before they were read",
-        *(
-            f"  {on_one_line(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}"
-            for each in inputs[-LISTED:]
-        ),
-    ]
+    inputs = seen.state.unreachable
+    lost = f"{size(seen.state.unreachable_bytes)} of {several(len(inputs), 'input')}"
+    named = (f"  {on_one_line(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}" for each in inputs)
+    return [f"unreachable: {lost}, gone before they were read", *list(named)[-LISTED:]]
 
 
-def not_read(seen: Look) -> list[str]:
+def _not_read(seen: Snapshot) -> list[str]:
     """Name what lies beside inputs and is not read, as nobody knows what it is."""
     if not seen.beside:
         return []
     names = [f"  {on_one_line(name)}" for name in seen.beside[:LISTED]]
+    count = several(len(seen.beside), "file")
     return [
-        f"not read, as nothing names it: {several(len(seen.beside), 'file')} beside inputs; name them in "
-        "input.include, or in input.exclude",
+        f"not read, as nothing names it: {count} beside inputs; name them in input.include, or in input.exclude",
         *names,
     ]
-
-
-# A line -----------------------------------------------------------------------------------------------------------
-
-
-def compact(seen: Look) -> str:
-    """Write it as one line, for a log."""
-    live, overview = seen.running, seen.overview or Overview()
-    parts = [part.strip() for part in headline(seen)]
-    if live is not None:
-        parts += [_rate(live), f"{live.pending:,} pending"]
-    parts += [remaining(seen.lag_bytes, seen), f"{several(sum(overview.dead_letters.values()), 'dead letter')} kept"]
-    return f"{iso(seen.at)} {'; '.join(parts)}"

@@ -20,25 +20,13 @@ from shipper.report.history import LatestFetch, latest_fetch
 from shipper.status.admin import page
 from shipper.status.admin.metrics import CONTENT_TYPE, Metrics
 from shipper.status.board import Board
-from shipper.status.headline import Headline, headline_of
-from shipper.status.standing import Standing, StateNow, state_now
+from shipper.status.document import document
+from shipper.status.overview import Overview, look_at
+from shipper.status.snapshot import Snapshot
 from shipper.status.watch import Watch
 
 _FRESH_S: Final = 1.0
 _COST_SHARE: Final = 20  # looking into the state may take one part in so many of the time
-
-
-class Status(Standing, frozen=True):
-    """
-    How a shipper stands, and how fresh its reports are.
-
-    Attributes:
-        headline: Both in words; None as long as the shipper has said nothing of itself.
-        report: The report that was fetched last; None if none is kept.
-    """
-
-    headline: Headline | None = None
-    report: LatestFetch | None = None
 
 
 class Admin:
@@ -58,7 +46,7 @@ class Admin:
         self._wall_time = wall_time
         self._now = now
         self._look = threading.Lock()
-        self._state: tuple[StateNow, LatestFetch | None] | None = None
+        self._state: tuple[Overview, LatestFetch | None] | None = None
         self._state_until = 0.0
         self._metrics = Metrics(lambda: board.live, lambda: self._fresh_state()[0])
 
@@ -87,19 +75,23 @@ class Admin:
         except ShipperError as error:
             return PlainTextResponse(f"{error}\n", status_code=500)
         live = self._board.live
-        headline = None if live is None else headline_of(live, state)
-        if self._watch.stuck:
-            sub = f"{self._watch.stuck}. Liveness fails, so that whoever watches shipper starts it again."
-            headline = Headline(state="bad", title="Stuck", sub=sub[0].upper() + sub[1:])
-        return _json(msgspec.json.encode(Status(live, state, headline, report)))
+        seen = Snapshot(
+            at=self._wall_time(),
+            process_id=live.process_id if live else 0,
+            live=live,
+            state=state,
+            report=report,
+            stuck=self._watch.stuck,
+        )
+        return _json(msgspec.json.encode(document(seen)))
 
-    def _fresh_state(self) -> tuple[StateNow, LatestFetch | None]:
+    def _fresh_state(self) -> tuple[Overview, LatestFetch | None]:
         """Look into the state, but not so often that many who ask would keep it busy."""
         with self._look:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:
                 now = self._wall_time()
-                self._state = state_now(self._directory, now), latest_fetch(self._directory)
+                self._state = look_at(self._directory, now) or Overview(), latest_fetch(self._directory)
                 self._state_until = started_at + max(_FRESH_S, _COST_SHARE * (self._now() - started_at))
             return self._state
 

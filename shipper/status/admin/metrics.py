@@ -16,8 +16,8 @@ from shipper.delivery.latency import BUCKETS
 from shipper.delivery.sender import REFUSALS
 from shipper.model.errors import ShipperError
 from shipper.status.live import Live
+from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
-from shipper.status.standing import StateNow
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +29,7 @@ class Metrics:
         state: Looks into the state.
     """
 
-    def __init__(self, live: Callable[[], Live | None], state: Callable[[], StateNow]) -> None:
+    def __init__(self, live: Callable[[], Live | None], state: Callable[[], Overview]) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Shipper(live, state))
         ProcessCollector(registry=self._registry)
@@ -42,7 +42,7 @@ class Metrics:
 
 
 class _Shipper(Collector):
-    def __init__(self, live: Callable[[], Live | None], state: Callable[[], StateNow]) -> None:
+    def __init__(self, live: Callable[[], Live | None], state: Callable[[], Overview]) -> None:
         self._live = live
         self._state = state
 
@@ -56,10 +56,10 @@ class _Shipper(Collector):
             yield from of_state(self._state())
 
 
-def of_state(state: StateNow) -> Iterator[Metric]:
+def of_state(state: Overview) -> Iterator[Metric]:
     """Make the metrics of what the state holds."""
-    yield _gauge("shipper_streams", "Inputs known", state.stream_count)
-    yield _gauge("shipper_streams_behind", "Inputs that are not settled to their end", state.streams_behind)
+    yield _gauge("shipper_streams", "Inputs known", len(state.streams))
+    yield _gauge("shipper_streams_behind", "Inputs that are not settled to their end", len(state.behind))
     yield _gauge("shipper_dead_letter_bytes", "Kept dead letters, as they count for the quota", state.dead_letter_bytes)
 
 

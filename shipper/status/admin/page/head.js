@@ -9,12 +9,10 @@ function whichShipper(live) {
 }
 
 /** What became of the last attempt to read the settings again. */
-function notice(live) {
-  const before = "The settings could not be read again, and stay as they were: ";
-  const refused = live.reload_error ? el("span", {}, before, quoted(live.reload_error, 600), ". ") : null;
-  const later = list(live.restart_needed).map(visible).join(", ");
-  fill("notice", refused, later ? `Settings that changed, and take effect at the next start: ${later}.` : null);
-  document.getElementById("notice").hidden = !refused && !later;
+function notice(summary) {
+  const notices = list(summary.notices);
+  fill("notice", ...notices.flatMap((each) => [quoted(each, 700), " "]));
+  document.getElementById("notice").hidden = !notices.length;
 }
 
 function facts(live, now) {

@@ -14,8 +14,6 @@ const MARKS = { good: "\u2713", busy: "\u2192", warn: "!", bad: "!", paused: "\u
 const LOOP_LIMIT_SECONDS = 30;
 
 const words = (name) => visible(name).replaceAll("_", " ");
-const keptLetters = (state) => sum(Object.values(fields(state.dead_letters)));
-const lostBytes = (live, state) => Math.max(state.unreachable_bytes ?? 0, live.unreachable_bytes ?? 0);
 
 /** Take a headline as it came; one that is not there is said so. */
 function headline(came) {

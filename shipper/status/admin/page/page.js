@@ -42,7 +42,9 @@ function hear(status, history) {
 
 function show(isAnswered, problem) {
   const came = fields(heard.status);
-  const [live, state, report, said] = [came.live, came.state, came.report, came.headline].map(fields);
+  const [live, state, report, said, summary] = ["live", "state", "report", "headline", "summary"].map((name) =>
+    fields(came[name]),
+  );
   const now = isMoment(live.at) ? live.at : heard.answeredAt;
   if (isAnswered) heard.words = { ...headline(said), causes: pausePanels(live, now) };
   const standsStill = live.phase !== "stopped" && heard.answeredAt - heard.newsAt > LOOP_LIMIT_SECONDS;
@@ -51,7 +53,7 @@ function show(isAnswered, problem) {
   if (problem instanceof Refusal) tell(refused(problem.message), live);
   else if (!isAnswered) tell(gone(heard.words, live, heard.answeredAt), live);
   else tell(standsStill ? standingStill(heard.newsAt) : heard.words, live);
-  if (isAnswered) sections(live, state, report, said, now);
+  if (isAnswered) sections(live, state, report, summary, said.is_open_line === true, now);
   document.documentElement.dataset.shown = String(Number(document.documentElement.dataset.shown ?? 0) + 1);
 }
 
@@ -84,14 +86,14 @@ function shape(state, colour) {
   return [svg("path", { d: outline }), svg("path", { ...line, ...round })];
 }
 
-function sections(live, state, report, said, now) {
-  notice(live);
+function sections(live, state, report, summary, isOpenLine, now) {
+  notice(summary);
   facts(live, now);
-  tiles(live, state, said.is_open_line === true);
+  tiles(live, state, summary, isOpenLine);
   balance(live, state, now);
   streams(state, now);
-  deadLetters(live, state, now);
-  expiries(live, report, now);
+  deadLetters(state, summary, now);
+  expiries(live, report, list(summary.expiring), now);
   drawCharts(now);
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
   const utc = zone === "UTC" ? "" : "; point at one to see it in UTC";

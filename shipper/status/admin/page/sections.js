@@ -2,16 +2,14 @@
 
 const BARS_SHOWN = 12;
 const LOST_SHOWN = 10;
-const SOON_SECONDS = { token: 300, certificate: 7 * 86400 };
 
-function tiles(live, state, isOpenLine) {
+function tiles(live, state, summary, isOpenLine) {
   const oldest = live.oldest_unsettled_seconds;
-  const lost = lostBytes(live, state);
+  const [kept, lost] = [summary.dead_letters_kept, summary.unreachable_bytes];
   const p50 = [latency(live.latency_p50_seconds), el("small", {}, " p50")];
   const inFlight = [count(live.in_flight), el("small", {}, ` of ${count(live.concurrency_limit)}`)];
   const spoolLeft = fields(state.spool).lag_bytes ?? 0;
   const spooled = `of standard input, ${bytes(spoolLeft)} to go`;
-  const kept = keptLetters(state);
   const refused = `${count(live.dead_lettered)} by this process; ${bytes(state.dead_letter_bytes ?? 0)} kept`;
   const unread = list(live.unreadable).length && live.lag_bytes ? "of files that cannot be read" : "no record waits";
   const nothing = isOpenLine ? "a line that has no end yet" : unread;
@@ -23,7 +21,7 @@ function tiles(live, state, isOpenLine) {
     tile("Dead letters", kept ? el("a", { href: "#letters" }, count(kept)) : "0", refused, kept ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "known already, not sent again"),
     tile("Lag", bytes(live.lag_bytes), wait),
-    tile("Time to go", ...timeToGo(live, isOpenLine)),
+    tile("Time to go", ...timeToGo(live, summary.seconds_to_go, isOpenLine)),
     tile("In flight", inFlight, "requests, and how many may be"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
     live.spool_bytes || spoolLeft ? tile("Spool", bytes(live.spool_bytes), spooled) : null,
@@ -31,13 +29,12 @@ function tiles(live, state, isOpenLine) {
   );
 }
 
-function timeToGo(live, isOpenLine) {
-  const [left, speed] = [live.lag_bytes ?? 0, live.settled_bytes_per_second];
+function timeToGo(live, seconds, isOpenLine) {
   if (list(live.pauses).length) return [NONE, "while it is paused"];
-  if (left === 0) return ["none", "nothing is behind"];
+  if (!live.lag_bytes) return ["none", "nothing is behind"];
   if (isOpenLine) return ["none", "until the line has its end"];
-  if (!(speed > 0)) return ["unknown", "nothing is being settled"];
-  return [`about ${duration(left / speed)}`, `at ${bytes(speed)}/s`];
+  if (!isNumber(seconds)) return ["unknown", "nothing is being settled"];
+  return [`about ${duration(seconds)}`, `at ${bytes(live.settled_bytes_per_second)}/s`];
 }
 
 /** A key figure; `flag` is the state it draws attention to, and then it has a sign, too. */
@@ -148,11 +145,11 @@ function table(heads, rows) {
   );
 }
 
-function deadLetters(live, state, now) {
-  const command = (id) => `shipper dead-letters show ${visible(id)}${stateOption(live)}`;
+function deadLetters(state, summary, now) {
+  const command = (id) => `shipper dead-letters show ${visible(id)} ${visible(summary.options)}`.trim();
   const rules = Object.entries(fields(state.dead_letters)).filter(([, value]) => isNumber(value));
   const newest = list(state.newest_dead_letters).map(fields);
-  const kept = `${several(keptLetters(state), "record")} refused and kept, ${bytes(state.dead_letter_bytes)}, by rule:`;
+  const kept = `${several(summary.dead_letters_kept, "record")} refused and kept, ${bytes(state.dead_letter_bytes)}, by rule:`;
   const heads = ["Refused", "Rule", "Record", "Show it"];
   fill(
     "dead-letters",
@@ -175,14 +172,6 @@ function ruleBars(rules) {
   );
 }
 
-/** What a command needs to find this state, for a shell; empty where that is looked for anyway. */
-function stateOption({ state_directory: directory }) {
-  if (!directory || directory === "/var/lib/shipper") return "";
-  const path = visible(directory);
-  const isPlain = /^[\w@%+=:,./-]+$/.test(path);
-  return ` --set state.directory=${isPlain ? path : `'${path.replaceAll("'", `'"'"'`)}'`}`;
-}
-
 function letterRow(each, command, now) {
   const answer = each.status ? `answer ${visible(each.status)}` : words(each.delivery);
   return [
@@ -197,21 +186,21 @@ function letterRow(each, command, now) {
   ];
 }
 
-function expiries(live, report, now) {
+function expiries(live, report, expiring, now) {
   fill(
     "expiries",
-    expiry("Access token", live.token_expires_at, SOON_SECONDS.token, now),
+    expiry("Access token", live.token_expires_at, expiring.includes("token"), now),
     /^http:/.test(live.destination)
       ? tile("Service certificate", "no TLS", "the service is reached over plain HTTP")
-      : expiry("Service certificate", live.certificate_expires_at, SOON_SECONDS.certificate, now),
+      : expiry("Service certificate", live.certificate_expires_at, expiring.includes("certificate"), now),
     newestReport(report, now),
   );
 }
 
-function expiry(title, at, soon, now) {
+function expiry(title, at, isSoon, now) {
   if (!isMoment(at)) return tile(title, "no expiry", "none, or not known yet");
   if (at <= now) return tile(title, "expired", [`${ago(at, now)}, `, time(at, now)], "bad");
-  const [word, flag] = at - now < soon ? ["expires soon: ", "warn"] : ["expires ", ""];
+  const [word, flag] = isSoon ? ["expires soon: ", "warn"] : ["expires ", ""];
   return tile(title, `in ${duration(at - now)}`, [word, time(at, now)], flag);
 }
 
