@@ -11,6 +11,7 @@ import gc
 import io
 import json
 import os
+import signal
 import sys
 from _thread import interrupt_main
 from collections.abc import Iterator, Mapping
@@ -73,6 +74,7 @@ def _called(words: list[str]) -> Iterator[None]:
 def _untouched() -> Iterator[None]:
     """Take back what a command sets for its process as a whole."""
     umask, thresholds, logs = os.umask(0o022), gc.get_threshold(), structlog.get_config()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def configure(**options: object) -> None:
         set_up(**{**options, "cache_logger_on_first_use": False})  # what a logger keeps could not be taken back
@@ -82,6 +84,8 @@ def _untouched() -> Iterator[None]:
         with patch.object(structlog, "configure", configure):
             yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # the processes that a test starts would inherit what is ignored
         structlog.configure(**logs)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
