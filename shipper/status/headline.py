@@ -91,14 +91,14 @@ def delivered(seen: Snapshot) -> str:
     if not state.has_inputs:
         return "nothing was read yet"
     if seen.has_files_left:
-        return f"not all files that were named to it are read to their ends{exceptions(seen)}"
+        return f"not all files that were named to it are read to their ends{_exceptions(seen)}"
     if found := _delivered(seen, seen.reachable_until, "Everything else" if seen.troubles else "Everything"):
         text = found.text(seen.at)
         return text[:1].lower() + text[1:]
     names = [several(len(state.behind), "input")] if state.behind else []
     names += ["standard input"] if state.spool.lag_bytes else []
     verb = "is" if len(state.behind) + (state.spool.lag_bytes > 0) == 1 else "are"
-    return f"{' and '.join(names)} {verb} not delivered to the end, and it is not known until when{exceptions(seen)}"
+    return f"{' and '.join(names)} {verb} not delivered to the end, and it is not known until when{_exceptions(seen)}"
 
 
 def outcome_of(live: Live) -> str:
@@ -118,7 +118,7 @@ def notices(live: Live | None) -> list[str]:
     ]
 
 
-def exceptions(seen: Snapshot) -> str:
+def _exceptions(seen: Snapshot) -> str:
     """Return what everything is delivered but for; empty if for nothing."""
     lost, kept = seen.unreachable_bytes, seen.kept
     gone = [f"{size(lost)} that were gone before they were read"] if lost else []
@@ -126,7 +126,7 @@ def exceptions(seen: Snapshot) -> str:
     return f", but for {' and '.join(everything)}" if everything else ""
 
 
-def unaccepted(seen: Snapshot) -> str:
+def _unaccepted(seen: Snapshot) -> str:
     """Return what became of all records if none was accepted: of this process, or ever if it has read none."""
     counts = seen.live if seen.live is not None and seen.live.read else seen.state
     if counts is None or counts.accepted:
@@ -178,8 +178,8 @@ def _troubled(seen: Snapshot, live: Live) -> Headline:
         sentences.append(_waiting(live))
     elif not live.read and not (seen.state and seen.state.read):
         sentences.append("Nothing was read yet.")
-    elif not unaccepted(seen):
-        sentences.append(f"Everything else that was written is delivered{exceptions(seen)}.")
+    elif not _unaccepted(seen):
+        sentences.append(f"Everything else that was written is delivered{_exceptions(seen)}.")
     return Headline(state="warn", title=_begun(what), detail=f": {why}" if why else "", sub=" ".join(sentences))
 
 
@@ -188,10 +188,10 @@ def _delivered(seen: Snapshot, until: float | None, what: str = "Everything") ->
     open_bytes = seen.open_line_bytes
     if until is None and not open_bytes:
         return None
-    if instead := unaccepted(seen):
+    if instead := _unaccepted(seen):
         title = "None of the records that were read was accepted"
         return Headline(state="warn", title=title, detail=f": {instead}", is_open_line=bool(open_bytes))
-    but = exceptions(seen)
+    but = _exceptions(seen)
     well: Literal["good", "warn"] = "warn" if but else "good"
     if open_bytes:
         title, detail = f"{what} up to the last whole line is delivered", f"{size(open_bytes)} are a line that has no"
@@ -206,9 +206,9 @@ def _delivering(seen: Snapshot, live: Live) -> Headline:
     if not rate > 0 and oldest >= _STILL_S:
         return Headline(state="warn", title=_NO_PROGRESS, detail=f" for {span(oldest)}", sub=sub)
     if oldest < _FRESH_S and rate > 0 and left / rate < _FRESH_S:
-        but = exceptions(seen)
+        but = _exceptions(seen)
         detail = f", delivering {live.accepted_per_second:,.0f}/s{but}"
-        return Headline(state="warn" if but or unaccepted(seen) else "good", title=_UP_TO_DATE, detail=detail, sub=sub)
+        return Headline(state="warn" if but or _unaccepted(seen) else "good", title=_UP_TO_DATE, detail=detail, sub=sub)
     percent = min(100, int(100 * live.settled_bytes / total)) if total else 100
     behind = f"{size(left)} behind" if total is None else f"{percent} % of {size(total)}"
     wait = f", about {span(left / rate)} to go" if rate > 0 else ""
