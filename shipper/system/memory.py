@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import Final
 
 _M_ARENA_MAX: Final = -8
+_M_MMAP_THRESHOLD: Final = -3
+_MAPPED_BYTES: Final = 1 << 20
 _TRIM_SECONDS: Final = 3.0
 
 
@@ -15,10 +17,13 @@ def keep_memory_together() -> None:
     """
     Let all threads take memory from one arena, as each leaves holes of its own behind bodies and long records.
 
-    There is but one of them at a time that runs Python, so that none waits for another.
+    There is but one of them at a time that runs Python, so that none waits for another. What is large is mapped by
+    itself: left to itself, the C library takes it from the arena as soon as the first of them was freed.
     """
     if "MALLOC_ARENA_MAX" not in os.environ:
         _call("mallopt", _M_ARENA_MAX, 1)
+    if "MALLOC_MMAP_THRESHOLD_" not in os.environ:
+        _call("mallopt", _M_MMAP_THRESHOLD, _MAPPED_BYTES)
 
 
 async def keep_memory_released() -> None:
