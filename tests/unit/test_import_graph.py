@@ -9,6 +9,7 @@ from pathlib import Path
 
 import shipper
 from tests.cases import each
+from tests.tools.size import circles, import_graph
 
 ROOT = Path(shipper.__file__).parent
 
@@ -78,6 +79,10 @@ def test_imports_go_down_only(path: Path):
         return
     for other in own_units(path) - OPEN_TO_ALL - {unit}:
         assert LEVEL[other] < LEVEL[unit], f"{unit} must not import {other}"
+
+
+def test_imports_make_no_circle():
+    assert not circles(import_graph(ROOT.parent))
 
 
 @each("path", [path for path in MODULES if unit_of(path) in PURE])
