@@ -180,7 +180,7 @@ def test_the_progress_bar_says_why_it_stands_still_until_when_and_ctrl_c_ends_at
     fake.default = Reply(status=401)
     settings = {"delivery__fail_fast": "false", "delivery__retry_initial_seconds": 60}
     process = started_on(terminal, shipper, file, **settings)
-    wait_for(terminal, "paused: the service refused the access token; gives up at ")
+    wait_for(terminal, "paused: the service refused the access token (HTTP 401); gives up at ")
     wait_for(terminal, "; Ctrl-C keeps what is pending")
     asked = fake.requests
     process.send_signal(signal.SIGINT)

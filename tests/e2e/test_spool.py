@@ -78,7 +78,8 @@ def leave_behind(shipper: Shipper, fake: FakeService, data: bytes, last: bytes, 
     target, shipper.target = shipper.target, fake.target
     fake.plan(OK)
     fake.default = HANG
-    running = shipper.start("pipe", settings={**ORDERLY, **settings}, stdin=subprocess.PIPE)
+    whole_batches = {**ORDERLY, "batch.linger_seconds": 60}
+    running = shipper.start("pipe", settings={**whole_batches, **settings}, stdin=subprocess.PIPE)
     write_in_pieces(running, cut(data, range(0, len(data), 2500)))  # a reading is never parted among segments
     running.wait_until(
         lambda: any(last in content for _, content in spooled(shipper)) and shipper.read_state().accepted == 10,
