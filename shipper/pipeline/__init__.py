@@ -6,6 +6,7 @@ The pipeline: wires the stages, stops them, and tells what became of the records
     worker      one of several processes; `channel` is what it says to the one that started it
     packer      from chunks to batches
     brake       notices an input that is unlike records, or a clock that is behind; `hold` waits until that is over
+    batching    when a batch closes
     settlement  the books: what is settled, and whether more may be begun
     saver       what is settled is saved, once in each interval; what happens when it cannot be
     observer    what can be seen of it: a snapshot every second, a line in the log every half minute

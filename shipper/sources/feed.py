@@ -18,10 +18,10 @@ from msgspec import structs
 from shipper.model.wire import ActivityEvent
 from shipper.sources.segments import Segments
 
-_MOVED_BYTES: Final = 1 << 20
 Record = Mapping[str, object] | ActivityEvent | bytes | str
+
+_PIECE_BYTES: Final = 1 << 20  # that are written in one go, at least
 _BLANKS: Final = b" \t\r\n\0"
-_PIECE_BYTES: Final = 1 << 20
 _PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 _SIMPLE: Final = (str, int, float, datetime, UUID)  # the last two have a text that every reader of JSON knows
 
@@ -108,7 +108,7 @@ class Feed:
         for handed in self._waiting:
             self._moving.append(handed)
             size += len(handed.lines)
-            if size >= _MOVED_BYTES:
+            if size >= _PIECE_BYTES:
                 break
         for handed in self._moving:
             del self._waiting[handed]
