@@ -143,11 +143,10 @@ async def assert_waits_within_the_budget(
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            while not is_obstructed():
-                await anyio.sleep(0.01)
+            while not is_obstructed() or pipeline._settlement.held_bytes <= BUDGET // 2:
+                await anyio.sleep(0.01)  # for ever, if reading waits for another reason
             await until_it_rests(pipeline, source)
             assert not source.is_exhausted, "reading did not wait"
-            assert pipeline._settlement.held_bytes > BUDGET // 2, "it waits for another reason"
             assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
             assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, "more than a span too much"
             release()
