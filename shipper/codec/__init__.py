@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shipper.codec.codec import Codec, first_record
 from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import DedupeWindow, key_of
+from shipper.codec.dedupe import DedupeWindow, key_of, split_keys
 from shipper.codec.judge import is_from_the_future
 from shipper.codec.rules import FIELD_RULES, MESSAGES, latest_timestamp
 
@@ -18,5 +18,6 @@ __all__ = [
     "is_from_the_future",
     "key_of",
     "latest_timestamp",
+    "split_keys",
     "tally",
 ]

@@ -134,15 +134,18 @@ class Codec:
             return self.encode(chunk, offset, room_events=fewer, room_bytes=room_bytes, latest=latest)
         return self._finished(chunk, offset, piece)
 
-    def encode_all(self, chunk: Chunk, *, room_bytes: int, latest: str) -> Iterator[EncodedChunk]:
+    def encode_all(
+        self, chunk: Chunk, *, room_bytes: int, latest: str, start_offset: int | None = None
+    ) -> Iterator[EncodedChunk]:
         """
-        Validate a whole chunk piece by piece, where nothing is sent.
+        Validate a chunk to its end piece by piece, where nothing is sent.
 
         Args:
             room_bytes: Most bytes of a piece; as much as the longest record.
             latest: As for `encode`.
+            start_offset: Of the first record; None = the chunk's own.
         """
-        offset = chunk.start_offset
+        offset = chunk.start_offset if start_offset is None else start_offset
         while offset < chunk.end_offset:
             piece = self.encode(chunk, offset, room_events=_PIECE_RECORDS, room_bytes=room_bytes, latest=latest)
             assert piece is not None, "a record alone always fits"

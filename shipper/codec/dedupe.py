@@ -50,10 +50,20 @@ def key_of(event_id: str) -> bytes:
     return blake2b(event_id.encode(), digest_size=KEY_BYTES).digest() if event_id else b""
 
 
+def split_keys(keys: bytes) -> tuple[bytes, ...]:
+    """Return each of the keys that stand one behind the other."""
+    return _key_form(len(keys) // KEY_BYTES).unpack(keys)
+
+
 @lru_cache(maxsize=8)
-def _forms(count: int) -> tuple[Struct, Struct]:
-    """Return the forms of so many keys and hashes."""
-    return Struct(f"{KEY_BYTES}s" * count), Struct(f"{count}q")
+def _key_form(count: int) -> Struct:
+    return Struct(f"{KEY_BYTES}s" * count)
+
+
+@lru_cache(maxsize=8)
+def _mask(cells_count: int, count: int) -> int:
+    """Return the bits of so many cells, one behind the other."""
+    return int.from_bytes(array("I", [cells_count - 1]).tobytes() * count, "little")
 
 
 class DedupeWindow:
@@ -124,16 +134,15 @@ class DedupeWindow:
         """Return the cell and the tag of each key."""
         count = len(keys) // KEY_BYTES
         if self._is_hashed:
-            every_key, every_hash = _forms(count)  # a hash differs from process to process
-            words = array("I", every_hash.pack(*map(hash, every_key.unpack(keys))))
+            hashes = Struct(f"{count}q").pack(*map(hash, split_keys(keys)))  # that differ from process to process
+            words = array("I", hashes)
             first, second = words[::2], words[1::2]
         else:
             words = array("I", keys)  # the first and the last one: what differs in UUIDs of any version
             first, second = words[::4], words[3::4]
         mixed = int.from_bytes(first.tobytes(), "little") ^ int.from_bytes(second.tobytes(), "little")
-        kept = int.from_bytes(array("I", [self._cells_count - 1]).tobytes() * count, "little")
-        size = first.itemsize * count
-        return array("I", (mixed & kept).to_bytes(size, "little")), second.tobytes()[::4].translate(_TAGS)
+        cells = (mixed & _mask(self._cells_count, count)).to_bytes(first.itemsize * count, "little")
+        return array("I", cells), second.tobytes()[::4].translate(_TAGS)
 
     # Admitting --------------------------------------------------------------------------------------------------
 
@@ -157,7 +166,7 @@ class DedupeWindow:
         """Write keys into slots and cells; unsettled ones only if all of them are new."""
         count = len(keys) // KEY_BYTES
         first = self._room(count)
-        if state == _UNSETTLED and self._stuck and not self._stuck.isdisjoint(_forms(count)[0].unpack(keys)):
+        if state == _UNSETTLED and self._stuck and not self._stuck.isdisjoint(split_keys(keys)):
             return None
         place = first % self._capacity
         self._keys[KEY_BYTES * place : KEY_BYTES * (place + count)] = keys
@@ -300,7 +309,7 @@ class DedupeWindow:
             if (slot := self.admit(some)) is not None:
                 self.accept(slot, range(count))
                 continue
-            for key in _forms(count)[0].unpack(some):
+            for key in split_keys(some):
                 if self.is_accepted(key):
                     known.append(key)
                 else:
@@ -314,7 +323,7 @@ class DedupeWindow:
         if first + count == self._next:
             self._take_back(first, keys)
         else:
-            for key in _forms(count)[0].unpack(keys):
+            for key in split_keys(keys):
                 self.forget(key)
 
     def forget(self, key: bytes) -> None:

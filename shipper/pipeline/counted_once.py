@@ -6,13 +6,11 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from shipper.codec import Codec, Columns, DedupeWindow, key_of, tally
+from shipper.codec import Codec, Columns, DedupeWindow, key_of, split_keys, tally
 from shipper.codec.rules import ANY_TIME
 from shipper.config.settings import Settings
 from shipper.delivery.parts import event_in
 from shipper.model.records import Checkpoint, Chunk, LedgerKey
-
-_PIECE_EVENTS = 1000
 
 
 class CountedOnce:
@@ -39,32 +37,23 @@ class CountedOnce:
             duplicates=part.duplicates + len(known),
             ledger=Counter(part.ledger) - keys,
             repeated=Counter(part.repeated) + keys,
-            keys=b"".join(each for each in _split(part.keys) if each not in known),
+            keys=b"".join(key for key in split_keys(part.keys) if key not in known),
         )
 
     def _ledger_keys(self, chunk: Chunk, part: Checkpoint, wanted: set[bytes]) -> Counter[LedgerKey]:
-        """Look the records up as they came, and tell what the ledger counts them by."""
+        """Look the records up as they came, and return what the ledger counts them by."""
         codec = Codec(
             replace(self._settings.records, dedupe_window=0), max_record_bytes=self._settings.input.max_record_bytes
         )
         found: Counter[LedgerKey] = Counter()
-        missing, offset = set(wanted), part.start_offset
-        while missing and offset < part.end_offset:
-            piece = codec.encode(
-                chunk,
-                offset,
-                room_events=_PIECE_EVENTS,
-                room_bytes=self._settings.batch.max_bytes,
-                latest=ANY_TIME,
-            )
-            assert piece is not None, "a record alone always fits"
-            offset = piece.span.end_offset
+        missing = set(wanted)
+        for piece in codec.encode_all(
+            chunk, room_bytes=self._settings.batch.max_bytes, latest=ANY_TIME, start_offset=part.start_offset
+        ):
             for event_id, line in zip(piece.event_ids, piece.lines.split(b"\n"), strict=bool(piece.event_ids)):
                 if (key := key_of(event_id)) in missing:
                     missing.remove(key)
                     found.update(tally(Columns.of([event_in(line)])))
+            if not missing or piece.span.end_offset >= part.end_offset:
+                break
         return found
-
-
-def _split(keys: bytes) -> list[bytes]:
-    return [keys[start : start + 16] for start in range(0, len(keys), 16)]
