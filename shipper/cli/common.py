@@ -167,10 +167,10 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
 
 
-def in_columns(rows: Sequence[Sequence[str]]) -> str:
+def in_columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> str:
     """Lay out rows, of which the first holds the titles; the last column has no fixed width."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    return "\n".join("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in rows)
+    return "\n".join("  ".join([*map(justify, row, widths), row[-1]]) for row in rows)
 
 
 def plain(text: str) -> str:

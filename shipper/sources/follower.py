@@ -356,7 +356,7 @@ class Follower:
         except SourceError:
             reader = file.reader  # reported again when it is read
         except OSError as error:  # such as no descriptor left; decided at the next look
-            file.trouble = shown(f"{file.reader.path} cannot be read: {error.strerror}")
+            file.note_trouble(error)
             return
         file.new_since = file.signature = None
         file.reader = reader

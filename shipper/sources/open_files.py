@@ -65,6 +65,10 @@ class OpenFile:
     compared: dict[int, int] = field(default_factory=dict)
     trouble: str = ""
 
+    def note_trouble(self, error: OSError) -> None:
+        """Set why it could not be read, in words."""
+        self.trouble = shown(f"{self.reader.path} cannot be read: {error.strerror}")
+
     def note_unchanged(self) -> None:
         """If all of it is settled, it was so at the last look, too, as nothing had come by then."""
         stream = self.reader.stream
@@ -252,7 +256,7 @@ class OpenFiles:
         except OSError as error:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
-            file.trouble = shown(f"{file.reader.path} cannot be read: {error.strerror}")
+            file.note_trouble(error)
         except ArchiveWaitsError as error:
             file.signature = None  # so that the next check tries again
             file.trouble = shown(str(error))

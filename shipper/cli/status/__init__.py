@@ -14,14 +14,11 @@ import msgspec
 import typer
 
 from shipper.cli.common import (
-    ConfigOption,
-    LogFormatOption,
-    LogLevelOption,
-    SetOption,
     SettingsOptions,
     plain,
     prepare,
     reader_may_leave,
+    with_settings_options,
 )
 from shipper.model.printable import printable_json
 
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
 _EXIT_NOT_YET: Final = 4
 
 
+@with_settings_options
 def status(
     until: Annotated[
         str,
@@ -47,10 +45,8 @@ def status(
     ] = 1.0,
     shows_all: Annotated[bool, typer.Option("--all", help="List all inputs, not only the 20 most behind.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
-    config: ConfigOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: SettingsOptions,
 ) -> None:
     """
     Tell whether everything is delivered, what stands in the way, what to do, and how long it will take.
@@ -65,8 +61,8 @@ def status(
     from shipper.cli.status.watching import watch
     from shipper.status.snapshot import take_snapshot
 
-    settings = prepare(SettingsOptions(config, overrides, log_level, log_format))
-    options = _options_of_state(config, overrides or ())
+    settings = prepare(options)
+    shell_options = _options_of_state(options.config, options.overrides or ())
     limit = None if shows_all else LISTED
 
     def look() -> Snapshot:
@@ -74,16 +70,16 @@ def status(
 
     with reader_may_leave():
         if watches:
-            watch(look, interval_s, options, (lambda seen: _as_json(seen, limit)) if json else None)
+            watch(look, interval_s, shell_options, (lambda seen: _as_json(seen, limit)) if json else None)
             return
         seen = look()
         moment = _moment_of(until, seen.at) if until else None
         if moment is None:
-            lines = [_as_json(seen, limit)] if json else report(seen, settings.state.directory, options, limit)
+            lines = [_as_json(seen, limit)] if json else report(seen, settings.state.directory, shell_options, limit)
         elif json:
             lines = [_as_json(seen, limit, until=moment, is_delivered=seen.is_delivered(moment))]
         else:
-            lines = answer(seen, moment, limit, "" if settings.input.include else _known_inputs(config))
+            lines = answer(seen, moment, limit, "" if settings.input.include else _known_inputs(options.config))
         print("\n".join(lines), flush=True)
         if moment is not None and not seen.is_delivered(moment):
             raise typer.Exit(_EXIT_NOT_YET)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shipper.cli.common import on_one_line, several
+from shipper.cli.common import in_columns, on_one_line, several
 from shipper.status.document import STREAMS_SHOWN
 from shipper.status.headline import delivered, headline_of, notices, outcome_of
 from shipper.status.live import Live
@@ -183,8 +183,7 @@ def stream_table(streams: Sequence[StreamState], seen: Snapshot, limit: int | No
     etas = _etas(seen.state.streams, seen.bytes_per_second)
     rows: list[tuple[str, ...]] = [("delivered until", "settled", "to go", "behind", "ETA", "input")]
     rows += [_row(each, etas.get(each.path, "-"), seen, is_gone=each.stream_id in gone) for each in listed]
-    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
-    lines = ["  " + "  ".join([*map(str.rjust, row, widths), row[-1]]) for row in rows]
+    lines = [f"  {line}" for line in in_columns(rows, str.rjust).split("\n")]
     return [*lines, *([f"  ... and {len(streams) - len(listed):,} more"] if len(streams) > len(listed) else [])]
 
 
