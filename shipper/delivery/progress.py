@@ -54,7 +54,7 @@ class Progress:
         self._room, self._room_for_body = math.inf, HEAD_MAX_BYTES + (1 + FRAMING) * max_answer_bytes
 
     async def note(self, event: str, info: Mapping[str, Any]) -> None:
-        """Take in what the transport does: the `trace` extension of httpcore."""
+        """Record an event of the transport, as the `trace` extension of httpcore."""
         if event == "connection.connect_tcp.started":
             self.stage, self.is_at_proxy, self.is_reused = Stage.CONNECT, self._has_proxy, False
         elif event == "connection.connect_tcp.complete":

@@ -88,7 +88,7 @@ async def _heed(signals: Signals, pipeline: Pipeline, channel: Channel) -> None:
 
 
 async def _listen(channel: Channel, arrived_tx: MemoryObjectSendStream[Chunk | None]) -> None:
-    """Take in what comes; to the end, so that the loss of the other process is noticed."""
+    """Receive messages to the end, so that the loss of the other process is noticed."""
     while True:
         message, data = await channel.receive()
         if isinstance(message, End):

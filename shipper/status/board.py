@@ -47,6 +47,6 @@ class Board:
         )
 
     def moments(self, since: float) -> list[Moment]:
-        """Give the points after a moment, oldest first; `since` in seconds since the epoch."""
+        """Return the points after a moment, oldest first; `since` in seconds since the epoch."""
         with self._lock:
             return [moment for moment in self._moments if moment.at > since]

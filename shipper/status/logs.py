@@ -121,12 +121,12 @@ def set_level(level: str) -> None:
 
 
 def take_left_out() -> dict[str, int]:
-    """Tell, once, how many lines of which event were left out and not told yet."""
+    """Return how many lines of each event were left out since the last call."""
     return _gate.take_left_out()
 
 
 def is_json(format: Literal["auto", "json", "console"]) -> bool:
-    """Tell whether logs of this format are JSON lines, with standard error as it is."""
+    """Return whether logs of this format are JSON lines, with standard error as it is."""
     return format == "json" or (format == "auto" and not sys.stderr.isatty())
 
 

@@ -154,7 +154,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         return sum(each.lag_bytes for each in self.streams)
 
     def is_whole(self, part: StreamState | SpoolState) -> bool:
-        """Tell whether all of an input or of the spool is settled, as of this look."""
+        """Return whether all of an input or of the spool is settled, as of this look."""
         return part.delivered_until == self.at
 
     @property
@@ -171,7 +171,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
 
 def earliest(moments: Iterable[float | None]) -> float | None:
-    """Tell the earliest moment; None if one of them is not known, or if there are none."""
+    """Return the earliest moment; None if one of them is not known, or if there are none."""
     known = list(moments)
     return None if None in known else min((each for each in known if each is not None), default=None)
 

@@ -50,7 +50,7 @@ class Notifier:
         self._send(lines)
 
     def note_reload(self) -> None:
-        """Tell that settings are read again."""
+        """Report that settings are read again."""
         self._send(["RELOADING=1", f"MONOTONIC_USEC={int(self._now() * 1e6)}"])
 
     def note_reloaded(self) -> None:
@@ -70,7 +70,7 @@ class Notifier:
 
 
 def _words(live: Live) -> str:
-    """Say in a line what `systemctl status` is to show."""
+    """Return the line that `systemctl status` shows."""
     if live.pauses:
         return f"paused: {', '.join(pause.reason for pause in live.pauses)}; {live.lag_bytes:,} bytes behind"
     figures = f"{live.accepted:,} accepted, {live.dead_lettered:,} refused, {live.lag_bytes:,} bytes behind"

@@ -77,23 +77,26 @@ def main() -> None:
 def import_graph(root: Path) -> Graph:
     """Return which modules each module imports when it is loaded or called; not what only types need."""
     paths = {module_name(path.relative_to(root)): path for path in sorted((root / "shipper").rglob("*.py"))}
-    return {name: frozenset(imported(path)) & paths.keys() - {name} for name, path in paths.items()}
+    return {name: frozenset(imported(path, for_types=False)) & paths.keys() - {name} for name, path in paths.items()}
 
 
 def module_name(path: Path) -> str:
     return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(path: Path, *, for_types: bool) -> Iterator[str]:
+    """Yield the dotted names of all imports, also those within functions; with `for_types`, what only types need."""
     waiting: list[ast.AST] = [ast.parse(path.read_text())]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if not for_types and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting += node.orelse
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
         waiting += ast.iter_child_nodes(node)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import shipper
 from tests.cases import each
-from tests.tools.size import circles, import_graph
+from tests.tools.size import circles, import_graph, imported
 
 ROOT = Path(shipper.__file__).parent
 
@@ -37,23 +35,11 @@ def unit_of(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Tell the dotted names of all imports, also those inside functions."""
-    return frozenset(_imports_of(path))
-
-
-def _imports_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            assert node.module
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(imported(path, for_types=True))
 
 
 def own_units(path: Path) -> set[str]:
-    """Tell which units of the package a module imports."""
+    """Return the units of the package that a module imports."""
     units = set()
     for name in imports_of(path):
         parts = name.split(".")
