@@ -11,6 +11,7 @@ from typing import Final
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream
+from msgspec.structs import replace
 
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, credentials_of
@@ -25,7 +26,7 @@ from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
 from shipper.state.stuck import Place
-from shipper.status.live import Figures, Pause
+from shipper.status.live import Live, Pause
 from shipper.status.pauses import ADVICE
 
 _BATCH_BUFFER: Final = 8
@@ -131,12 +132,13 @@ class InProcess:
         self._packer.reconfigure(settings)
         self._hold.reconfigure(settings)
 
-    def figures(self, wall_now: float) -> Figures:
+    def seen(self, live: Live) -> Live:
         counts = self._shared.counts
         if latest := counts.latencies.take_latest():
             self._latency = quantile(latest, 0.5), quantile(latest, 0.95)
         expiries = [at for each in self._senders if (at := each.certificate_expires_at) is not None]
-        return Figures(
+        return replace(
+            live,
             batches=counts.batches,
             requests=counts.by_status.copy(),
             retries=counts.by_cause.copy(),
@@ -148,7 +150,7 @@ class InProcess:
             concurrency_limit=self._gate.limit.limit,
             token_expires_at=self._shared.credentials.token_expires_at,
             certificate_expires_at=min(expiries, default=None),
-            pauses=[*self._pauses(wall_now), *self._hold.pauses(wall_now)],
+            pauses=[*self._pauses(live.at), *self._hold.pauses(live.at), *live.pauses],
         )
 
     def _pauses(self, wall_now: float) -> list[Pause]:

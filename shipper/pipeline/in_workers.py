@@ -29,7 +29,7 @@ from shipper.model.records import Chunk, Span
 from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
 from shipper.pipeline.counted_once import CountedOnce
 from shipper.pipeline.settlement import Settlement
-from shipper.status.live import Figures, Live, Pause
+from shipper.status.live import Live, Pause
 
 log = structlog.get_logger("pipeline")
 
@@ -291,22 +291,23 @@ class InWorkers:
 
     # What can be seen --------------------------------------------------------------------------------------------
 
-    def figures(self, wall_now: float) -> Figures:
+    def seen(self, live: Live) -> Live:
         now = [worker.live for worker in self._workers if worker.live is not None]
         ever = self._past + now
-        return Figures(
-            batches=sum(live.batches for live in ever),
-            requests=_added(live.requests for live in ever),
-            retries=_added(live.retries for live in ever),
-            latency_p50_seconds=_most(live.latency_p50_seconds for live in now),
-            latency_p95_seconds=_most(live.latency_p95_seconds for live in now),
-            latency_counts=[sum(counts) for counts in zip(*(live.latency_counts for live in ever), strict=True)],
-            latency_total_seconds=sum(live.latency_total_seconds for live in ever),
-            in_flight=sum(live.in_flight for live in now),
-            concurrency_limit=sum(live.concurrency_limit for live in now),
-            token_expires_at=_least(live.token_expires_at for live in now),
-            certificate_expires_at=_least(live.certificate_expires_at for live in now),
-            pauses=_longest_pauses(now),
+        return replace(
+            live,
+            batches=sum(each.batches for each in ever),
+            requests=_added(each.requests for each in ever),
+            retries=_added(each.retries for each in ever),
+            latency_p50_seconds=_most(each.latency_p50_seconds for each in now),
+            latency_p95_seconds=_most(each.latency_p95_seconds for each in now),
+            latency_counts=[sum(counts) for counts in zip(*(each.latency_counts for each in ever), strict=True)],
+            latency_total_seconds=sum(each.latency_total_seconds for each in ever),
+            in_flight=sum(each.in_flight for each in now),
+            concurrency_limit=sum(each.concurrency_limit for each in now),
+            token_expires_at=_least(each.token_expires_at for each in now),
+            certificate_expires_at=_least(each.certificate_expires_at for each in now),
+            pauses=[*_longest_pauses(now), *live.pauses],
         )
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from shipper.model.records import Chunk
-from shipper.status.live import Figures
+from shipper.status.live import Live
 
 
 class Middle(Protocol):
@@ -46,5 +46,5 @@ class Middle(Protocol):
     def hurry(self) -> None:
         """A stop was asked for: wait for nothing that can be done without."""
 
-    def figures(self, wall_now: float) -> Figures:
-        """Return the current counts."""
+    def seen(self, live: Live) -> Live:
+        """Add what there is to see of this stage to a snapshot; its pauses come first."""

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple, Protocol
 
 import anyio
 import structlog
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from shipper.model.records import Backlog, Totals
 from shipper.pipeline.middle import Middle
@@ -44,32 +44,25 @@ class Observer:
     Looks at the parts of a pipeline; nothing that it does changes them.
 
     Args:
-        identity: A snapshot of which only version, process, command and start are taken.
-        phase, reload_error, restart_needed, totals: Tell what the pipeline has to say of itself.
+        live: The first snapshot.
         publish: Called with every snapshot, in the event loop.
         wall_time: Seconds since the epoch.
 
+    Attributes:
+        phase, reload_error, restart_needed: For the snapshots; the pipeline sets them.
     """
 
     def __init__(
         self,
-        identity: Live,
+        live: Live,
         *,
-        phase: Callable[[], Phase],
-        reload_error: Callable[[], str],
-        restart_needed: Callable[[], list[str]],
-        totals: Callable[[], Totals],
         settlement: Settlement,
         middle: Middle,
         source: _Source,
         publish: Callable[[Live], None],
         wall_time: Callable[[], float],
     ) -> None:
-        self._identity = identity
-        self._phase = phase
-        self._reload_error = reload_error
-        self._restart_needed = restart_needed
-        self._totals = totals
+        self._live = live
         self._acks = settlement.acks
         self._saver = settlement.saver
         self._middle = middle
@@ -77,9 +70,16 @@ class Observer:
         self._publish = publish
         self._wall_time = wall_time
         self._counts: deque[_Count] = deque([_Count(anyio.current_time(), 0, 0)])
-        self._last_accepted_at: float | None = None
         self._reported_at = anyio.current_time()
-        self._outcome = ""
+        self.phase: Phase = live.phase
+        self.reload_error = ""
+        self.restart_needed: list[str] = []
+
+    @property
+    def totals(self) -> Totals:
+        """What became of the records so far."""
+        totals, pending = self._acks.totals, self._middle.pending
+        return replace(totals, read=totals.read + pending, pending=totals.pending + pending) if pending else totals
 
     async def run(self) -> None:
         """Look once a second until this is cancelled."""
@@ -87,9 +87,9 @@ class Observer:
             self.look()
             await anyio.sleep(LOOK_INTERVAL_S)
 
-    def look(self) -> Live:
+    def look(self, outcome: str = "") -> Live:
         """Make a snapshot, publish it, and write the line in the log if it is due."""
-        live = self._snapshot()
+        live = self._live = self._middle.seen(self._snapshot(outcome))
         self._publish(live)
         now = anyio.current_time()
         if now >= self._reported_at + _REPORT_INTERVAL_S:
@@ -97,24 +97,23 @@ class Observer:
             _report(live)
         return live
 
-    def end(self, outcome: str) -> None:
-        """Publish the last snapshot."""
-        self._outcome = outcome
-        self.look()
+    def end(self, outcome: str) -> Live:
+        """Make and publish the last snapshot."""
+        live = self.look(outcome)
         if left_out := take_left_out():
             log.info("lines_left_out", **left_out)
+        return live
 
-    def _snapshot(self) -> Live:
+    def _snapshot(self, outcome: str) -> Live:
         now, wall_now = anyio.current_time(), self._wall_time()
-        totals, figures, backlog = self._totals(), self._middle.figures(wall_now), self._source.backlog()
-        earliest = self._note_counts(_Count(now, totals.accepted, self._saver.settled_bytes), wall_now)
+        totals, backlog = self.totals, self._source.backlog()
+        earliest = self._note_counts(_Count(now, totals.accepted, self._saver.settled_bytes))
         seconds = max(now - earliest.at, LOOK_INTERVAL_S)
         return replace(
-            self._identity,
-            **{name: value for name, value in asdict(figures).items() if name != "pauses"},
-            phase=self._phase(),
+            self._live,
+            phase=self.phase,
             at=wall_now,
-            outcome=self._outcome,
+            outcome=outcome,
             input_ended=self._source.is_exhausted,
             read=totals.read,
             accepted=totals.accepted,
@@ -134,17 +133,15 @@ class Observer:
             spool_bytes=backlog.spool_bytes,
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,
-            last_accepted_at=self._last_accepted_at,
-            pauses=[*figures.pauses, *self._pauses(now, wall_now)],
+            last_accepted_at=wall_now if totals.accepted > self._live.accepted else self._live.last_accepted_at,
+            pauses=self._pauses(now, wall_now),
             commits=self._saver.commits,
-            reload_error=self._reload_error(),
-            restart_needed=self._restart_needed(),
+            reload_error=self.reload_error,
+            restart_needed=self.restart_needed,
         )
 
-    def _note_counts(self, count: _Count, wall_now: float) -> _Count:
+    def _note_counts(self, count: _Count) -> _Count:
         """Add the counts of a moment; return those at the beginning of the window."""
-        if count.accepted > self._counts[-1].accepted:
-            self._last_accepted_at = wall_now
         self._counts.append(count)
         while self._counts[1].at <= count.at - _RATE_WINDOW_S:
             self._counts.popleft()

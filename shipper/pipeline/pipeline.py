@@ -23,7 +23,7 @@ from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
@@ -39,7 +39,7 @@ from shipper.pipeline.saver import StateStore
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.state.stuck import Place
-from shipper.status.live import Live, Phase
+from shipper.status.live import Live
 
 log = structlog.get_logger("pipeline")
 
@@ -119,15 +119,12 @@ class Pipeline:
         self._is_one_shot = is_one_shot
         self._source = source
         self._wall_time = wall_time
-        self._command = command
-        self._publish = publish
         self._reloading = reloading
         give_up_after_s = settings.delivery.give_up_after_seconds if is_one_shot else None
         self._reading = anyio.CancelScope()
         self._drain = anyio.CancelScope()
         self._draining = anyio.Event()
         self._stopped_at = math.inf
-        self._phase: Phase = "starting"
         self._settlement = Settlement(
             store,
             settings.state,
@@ -148,10 +145,27 @@ class Pipeline:
             if workers is None
             else InWorkers(settings, self._settlement, command=workers.command, count=workers.count)
         )
+        now = wall_time()
+        self._observer = Observer(
+            Live(
+                version=__version__,
+                process_id=os.getpid(),
+                command=command,
+                destination=require_endpoint(settings, "intake").base_url,
+                state_directory=str(settings.state.directory),
+                working_directory=_working_directory(),
+                phase="starting",
+                started_at=now,
+                at=now,
+            ),
+            settlement=self._settlement,
+            middle=self._middle,
+            source=source,
+            publish=publish,
+            wall_time=wall_time,
+        )
         self.gave_up: DeliveryGaveUpError | None = None
         self._reload_turn = anyio.Lock()
-        self._reload_error = ""
-        self._restart_needed: list[str] = []
 
     def __repr__(self) -> str:
         return f"<Pipeline {self._settlement.acks!r} {self._middle!r}>"
@@ -159,8 +173,7 @@ class Pipeline:
     @property
     def totals(self) -> Totals:
         """What became of the records so far."""
-        totals, pending = self._settlement.acks.totals, self._middle.pending
-        return replace(totals, read=totals.read + pending, pending=totals.pending + pending) if pending else totals
+        return self._observer.totals
 
     @property
     def dead_letter_reasons(self) -> dict[str, int]:
@@ -178,7 +191,7 @@ class Pipeline:
         """
         started_at = anyio.current_time()
         self._middle.open()
-        observer = self._observer()
+        observer = self._observer
         try:
             with self._drain:
                 async with anyio.create_task_group() as side:
@@ -195,7 +208,7 @@ class Pipeline:
                         async with anyio.create_task_group() as flow:
                             flow.start_soon(self._read, chunks_tx)
                             flow.start_soon(self._middle.run, chunks_rx.clone())
-                            self._phase = "running" if self._phase == "starting" else self._phase
+                            observer.phase = "running" if observer.phase == "starting" else observer.phase
                     await self._settlement.until_saved()
                     side.cancel_scope.cancel()
         except* DeliveryGaveUpError as group:
@@ -205,46 +218,20 @@ class Pipeline:
         else:
             self.gave_up = self._settlement.held_back
         finally:
-            self._phase = "stopped"
+            observer.phase = "stopped"
             try:
                 self._saver.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
                 await self._saver.save()  # shields itself
             finally:
-                observer.end("failed" if sys.exception() else self._outcome())
-        figures = self._middle.figures(self._wall_time())
+                last = observer.end("failed" if sys.exception() else self._outcome())
         return Summary(
             **asdict(self._saver.saved(self.totals)),
-            batches=figures.batches,
-            requests=sum(figures.requests.values()),
-            retries=sum(figures.retries.values()),
+            batches=last.batches,
+            requests=sum(last.requests.values()),
+            retries=sum(last.retries.values()),
             seconds=round(anyio.current_time() - started_at, 3),
             outcome=self._outcome(),
             message=f"{self.gave_up}. {self.gave_up.way_out}" if self.gave_up else "",
-        )
-
-    def _observer(self) -> Observer:
-        now = self._wall_time()
-        return Observer(
-            Live(
-                version=__version__,
-                process_id=os.getpid(),
-                command=self._command,
-                destination=require_endpoint(self._settings, "intake").base_url,
-                state_directory=str(self._settings.state.directory),
-                working_directory=_working_directory(),
-                phase=self._phase,
-                started_at=now,
-                at=now,
-            ),
-            phase=lambda: self._phase,
-            reload_error=lambda: self._reload_error,
-            restart_needed=lambda: self._restart_needed,
-            totals=lambda: self.totals,
-            settlement=self._settlement,
-            middle=self._middle,
-            source=self._source,
-            publish=self._publish,
-            wall_time=self._wall_time,
         )
 
     def _outcome(self) -> Outcome:
@@ -271,7 +258,7 @@ class Pipeline:
         delivery = self._settings.delivery
         limit_s = delivery.drain_timeout_seconds
         log.info("drain_started", cause=cause, timeout_seconds=limit_s, drain=delivery.drain)
-        self._phase = "draining"
+        self._observer.phase = "draining"
         self._stopped_at = anyio.current_time()
         self._drain.deadline = self._stopped_at + limit_s
         self._saver.end_by(self._drain.deadline + _LAST_SAVE_LIMIT_S)
@@ -343,10 +330,10 @@ class Pipeline:
             self._reloading.begin()
             try:
                 await self._take_over(self._reloading)
-                self._reload_error = ""
+                self._observer.reload_error = ""
             except (ConfigError, NoTokenError) as error:
                 log.error("reload_refused", error=str(error), message="the settings are what they were")
-                self._reload_error = str(error)
+                self._observer.reload_error = str(error)
             finally:
                 self._reloading.end()
 
@@ -357,7 +344,7 @@ class Pipeline:
         assert isinstance(self._middle, InProcess)
         await self._middle.reconfigure(reload.settings)
         self._settings = reload.settings
-        self._restart_needed = reload.waiting
+        self._observer.restart_needed = reload.waiting
         reloading.apply(reload.settings)
         log.info("settings_reloaded", changed=reload.changed)
         if reload.waiting:

@@ -38,36 +38,7 @@ class Pause(Struct, frozen=True):
     gives_up_at: float | None = None
 
 
-class Figures(Struct, frozen=True, kw_only=True):
-    """
-    How delivery stands.
-
-    Attributes:
-        requests: Answers by status, such as `202`, or `none` where there was none.
-        retries: Repeated attempts, by reason.
-        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
-        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
-        latency_total_seconds: Sum over all requests.
-        concurrency_limit: Requests that may be in flight.
-        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
-        pauses: Empty while all is well.
-    """
-
-    batches: int = 0
-    requests: dict[str, int] = {}
-    retries: dict[str, int] = {}
-    latency_p50_seconds: float | None = None
-    latency_p95_seconds: float | None = None
-    latency_counts: list[int] = []
-    latency_total_seconds: float = 0.0
-    in_flight: int = 0
-    concurrency_limit: int = 0
-    token_expires_at: float | None = None
-    certificate_expires_at: float | None = None
-    pauses: list[Pause] = []
-
-
-class Live(Figures, frozen=True, kw_only=True):
+class Live(Struct, frozen=True, kw_only=True):
     """
     A shipper at one moment. Counts are of this process, from its start; `read` is the sum of the other four.
 
@@ -89,6 +60,14 @@ class Live(Figures, frozen=True, kw_only=True):
         oldest_unsettled_seconds: How long the oldest record that was read has been waiting; None if none has.
         unreachable_bytes: Of inputs that were gone before they were read, noticed by this process.
         commits: Transactions of the state store.
+        requests: Answers by status, such as `202`, or `none` where there was none.
+        retries: Repeated attempts, by reason.
+        latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
+        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
+        latency_total_seconds: Sum over all requests.
+        concurrency_limit: Requests that may be in flight.
+        token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
+        pauses: Empty while all is well.
         reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
         restart_needed: Settings that changed, and take effect at the next start.
     """
@@ -124,6 +103,18 @@ class Live(Figures, frozen=True, kw_only=True):
     unreachable_bytes: int = 0
     last_accepted_at: float | None = None
     commits: int = 0
+    batches: int = 0
+    requests: dict[str, int] = {}
+    retries: dict[str, int] = {}
+    latency_p50_seconds: float | None = None
+    latency_p95_seconds: float | None = None
+    latency_counts: list[int] = []
+    latency_total_seconds: float = 0.0
+    in_flight: int = 0
+    concurrency_limit: int = 0
+    token_expires_at: float | None = None
+    certificate_expires_at: float | None = None
+    pauses: list[Pause] = []
     reload_error: str = ""
     restart_needed: list[str] = []
 
@@ -138,7 +129,7 @@ class Live(Figures, frozen=True, kw_only=True):
 class Moment(Struct, frozen=True, array_like=True):
     """
     One point of the charts: `at`, seconds since the epoch; accepted per second; latency (median and 95th percentile of
-    the answers since the last point, seconds; None without any); requests in flight; bytes of lag; whether it paused.
+    the answers since the last point, seconds; None without any); requests in flight; bytes of lag.
     """
 
     at: float
@@ -147,4 +138,3 @@ class Moment(Struct, frozen=True, array_like=True):
     latency_p95_seconds: float | None
     in_flight: int
     lag_bytes: int
-    is_paused: bool
