@@ -163,7 +163,7 @@ def history(minutes: float = 30.0, *, until: float = NOW, is_paused: bool = Fals
         lag = int(96_500_000 * max(0.0, 1 - (until - at) / 200)) if is_paused else 0
         lag += int(30_000_000 * max(0.0, 1 - abs(until - at - 500) / 180))
         tail = slow and slow * (3.5 + rng.random())
-        points.append(Moment(at, rate, slow, tail, 0 if stops else round(4 * wave), lag))
+        points.append(Moment(at, rate, slow, tail, 0 if stops else round(4 * wave), lag, stops))
     return [msgspec.to_builtins(each) for each in reversed(points) if not 1290 < until - each.at < 1400]
 
 

@@ -43,6 +43,7 @@ class Board:
             None if is_quiet else live.latency_p95_seconds,
             live.in_flight,
             live.lag_bytes,
+            bool(live.pauses),
         )
 
     def moments(self, since: float) -> list[Moment]:

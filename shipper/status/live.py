@@ -129,7 +129,7 @@ class Live(Struct, frozen=True, kw_only=True):
 class Moment(Struct, frozen=True, array_like=True):
     """
     One point of the charts: `at`, seconds since the epoch; accepted per second; latency (median and 95th percentile of
-    the answers since the last point, seconds; None without any); requests in flight; bytes of lag.
+    the answers since the last point, seconds; None without any); requests in flight; bytes of lag; whether it paused.
     """
 
     at: float
@@ -138,3 +138,4 @@ class Moment(Struct, frozen=True, array_like=True):
     latency_p95_seconds: float | None
     in_flight: int
     lag_bytes: int
+    is_paused: bool

@@ -1,4 +1,4 @@
-// Four charts over one axis of time. A moment is [at, accepted per second, p50, p95, in flight, lag bytes].
+// Four charts over one axis of time. A moment is [at, accepted per second, p50, p95, in flight, lag bytes, is paused].
 
 const SPANS = [[300, 60], [900, 180], [1800, 300]]; // seconds of the axis, and between its marks
 const LONGEST_SECONDS = 1800;
