@@ -4,7 +4,7 @@ Ships player-acquisition records to an affiliate platform's intake API, exactly 
 Every complete input record is accepted by the service, or in the dead letters with its reason, or pending behind the
 checkpoint. A crash may repeat a delivery, with the same EventId; it never loses a record.
 
-     sources ──Chunk──▶ codec ──EncodedChunk──▶ batching ──Batch──▶ delivery ──▶ state.acks ──Checkpoint──▶ state.store
+     sources ──Chunk──▶ codec ──EncodedChunk──▶ batching ──Batch──▶ delivery ──▶ settlement ──Checkpoint──▶ state.store
     (files, stdin)        └── rejected and duplicate records travel in their span ──┘            (one transaction)
         ▲                                                                                               │
         └──────────────── where to resume: only at the next start, through the store ───────────────────┘

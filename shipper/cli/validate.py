@@ -142,7 +142,7 @@ class _Check:
                 span = encoded.span
                 found.records += span.records
                 found.duplicates += span.duplicates + encoded.waits
-                self._codec.accept(span, range(span.fresh))
+                self._codec.window.accept_events(span, range(span.fresh))
                 found.failed += len(span.rejections)
                 for rejection in span.rejections:
                     broken = found.rules.setdefault(rejection.rule, BrokenRule())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import accumulate, chain, islice
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
@@ -77,10 +77,12 @@ class Codec:
     Args:
         records: What a valid record is, and what is done to make one.
         max_record_bytes: Longest line, without its newline, that is a record.
+        window: Of the EventIds that are known; None = one of its own.
         on_duplicate: Told the EventId, the stream and the offset of each duplicate.
 
     Attributes:
         changes: What was done to records to bring them into the wire form.
+        window: Of the EventIds that are known.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class Codec:
         records: RecordsSettings,
         *,
         max_record_bytes: int,
+        window: DedupeWindow | None = None,
         on_duplicate: Callable[[str, Stream, int], None] | None = None,
     ) -> None:
         self._max_record_bytes = max_record_bytes
-        self._window = DedupeWindow(records.dedupe_window)
+        self.window = DedupeWindow(records.dedupe_window) if window is None else window
         self._on_duplicate = on_duplicate
         self._rewriter = Rewriter(records)
         self._expects_rewriting = self._rewriter.is_mapping
@@ -175,55 +178,15 @@ class Codec:
         """Take a piece back, which is to be encoded once more."""
         span = encoded.span
         if span.slot >= 0:
-            self._window.take_back(span.slot, span.keys)
+            self.window.take_back(span.slot, span.keys)
         else:
             for event_id in encoded.event_ids[: span.fresh]:
-                self._window.forget(key_of(event_id))
+                self.window.forget(key_of(event_id))
 
     def is_current(self, encoded: EncodedChunk) -> bool:
         """Return whether the answers that events of a piece wait for are still to come."""
         waiting = encoded.event_ids[len(encoded.event_ids) - encoded.waits :]
-        return all(map(self._window.is_unsettled, map(key_of, waiting)))
-
-    def take_over(self, other: Codec) -> None:
-        """Go on with the EventIds that another codec remembers."""
-        self._window = other._window
-
-    def remember(self, keys: bytes) -> None:
-        """Add the EventIds that earlier runs got accepted."""
-        if self._window.is_on:
-            self._window.remember(keys)
-
-    def is_accepted(self, event_id: str) -> bool:
-        """Return whether an event of that id is known to have been accepted."""
-        return self._window.is_accepted(key_of(event_id))
-
-    def accept(self, span: Span, ordinals: Sequence[int]) -> None:
-        """Mark events of a span as accepted; later records with one of their ids are duplicates."""
-        if not self._window.is_on:
-            return
-        if span.slot >= 0:
-            is_all = span.fresh == len(span.event_ids)
-            fresh = ordinals if is_all else [ordinal for ordinal in ordinals if ordinal < span.fresh]
-            if self._window.accept(span.slot, fresh):
-                ordinals = () if is_all else [ordinal for ordinal in ordinals if ordinal >= span.fresh]
-        for ordinal in ordinals:
-            if key := key_of(span.event_ids[ordinal]):
-                self._window.accept_one(key)
-                if ordinal >= span.fresh:
-                    span.keys += key
-
-    def refuse(self, span: Span, event_id: str) -> None:
-        """Mark an event of a span as refused, so that it is not remembered as accepted."""
-        key = key_of(event_id)
-        for start in range(0, len(span.keys), KEY_BYTES):
-            if span.keys.startswith(key, start):
-                span.keys = span.keys[:start] + span.keys[start + KEY_BYTES :]
-                break
-
-    def release(self, event_id: str) -> None:
-        """Forget an id of which no event is in flight any more."""
-        self._window.forget(key_of(event_id))
+        return all(map(self.window.is_unsettled, map(key_of, waiting)))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
         """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
@@ -240,7 +203,7 @@ class Codec:
         self.changes.add(piece.changes)
         last_good = piece.starts[-1] if piece.starts else -1
         repeated, waits, waiting_bytes = _NONE, 0, 0
-        is_watched = self._window.is_on and chunk.stream.kind != "replay"  # each of the letters is sent
+        is_watched = self.window.is_on and chunk.stream.kind != "replay"  # each of the letters is sent
         keys, slot = self._admit(piece.columns.event_ids) if is_watched else _NOT_WATCHED
         if slot is None:
             piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
@@ -284,9 +247,9 @@ class Codec:
         """Return the keys of ids, and the slot of the first one: -1 if slots do not tell, None if not all are new."""
         if not self._has_any_ids:
             keys = keys_of(event_ids)
-            return keys, self._window.admit(keys) if keys else -1
+            return keys, self.window.admit(keys) if keys else -1
         keys = b"".join(map(key_of, event_ids))  # an empty id is none
-        slot = self._window.admit(keys) if keys else -1
+        slot = self.window.admit(keys) if keys else -1
         return keys, slot if len(keys) == KEY_BYTES * len(event_ids) or slot is None else -1
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
@@ -463,11 +426,11 @@ class Codec:
         repeated: list[Any] = []
         for index, (event, event_id) in enumerate(zip(piece.columns.events, piece.columns.event_ids, strict=True)):
             key = key_of(event_id)
-            if self._window.is_accepted(key):
+            if self.window.is_accepted(key):
                 repeated.append(event)
                 if self._on_duplicate is not None:
                     self._on_duplicate(event_id, stream, starts[index])
-            elif key and (key in seen or self._window.is_unsettled(key)):
+            elif key and (key in seen or self.window.is_unsettled(key)):
                 waiting.append(index)
             else:
                 seen.add(key)

@@ -22,6 +22,8 @@ from hashlib import blake2b
 from struct import Struct
 from typing import Final
 
+from shipper.model.records import Span
+
 KEY_BYTES: Final = 16
 ADMITTED_MAX: Final = 1 << 14
 """Most keys that are admitted at a time."""
@@ -290,6 +292,30 @@ class DedupeWindow:
             for ordinal in ordinals:
                 self._states[place + ordinal] = _ACCEPTED
         return True
+
+    def accept_events(self, span: Span, ordinals: Sequence[int]) -> None:
+        """Remember the EventIds of events of a span as accepted; later records with one of them are duplicates."""
+        if not self.is_on:
+            return
+        if span.slot >= 0:
+            is_all = span.fresh == len(span.event_ids)
+            fresh = ordinals if is_all else [ordinal for ordinal in ordinals if ordinal < span.fresh]
+            if self.accept(span.slot, fresh):
+                ordinals = () if is_all else [ordinal for ordinal in ordinals if ordinal >= span.fresh]
+        for ordinal in ordinals:
+            if key := key_of(span.event_ids[ordinal]):
+                self.accept_one(key)
+                if ordinal >= span.fresh:
+                    span.keys += key
+
+    def refuse_event(self, span: Span, event_id: str) -> None:
+        """Forget the EventId of an event of a span: the next record that has it may be a corrected one."""
+        key = key_of(event_id)
+        for start in range(0, len(span.keys), KEY_BYTES):
+            if span.keys.startswith(key, start):
+                span.keys = span.keys[:start] + span.keys[start + KEY_BYTES :]
+                break
+        self.forget(key)
 
     def accept_one(self, key: bytes) -> None:
         """Remember a key as accepted, wherever it is; also one that was not admitted."""

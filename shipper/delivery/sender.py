@@ -13,7 +13,7 @@ from typing import Final
 import anyio
 import msgspec
 import structlog
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 from msgspec.structs import replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
@@ -26,7 +26,7 @@ from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.latency import Latencies
 from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
-from shipper.model.records import Batch, Refusal
+from shipper.model.records import Batch, Refusal, Settled
 from shipper.model.wire import INTAKE_PATH
 from shipper.system.work import Piece, at_work
 
@@ -80,8 +80,6 @@ class Shared(Struct, kw_only=True, eq=False):
     What the senders of a pipeline have in common.
 
     Attributes:
-        settle: Called with events that were accepted, at once: no await stands between the answer and the record of it.
-        reject: Called with one event that the service refuses for good.
         wall_time: Seconds since the epoch.
         is_compressing: Bodies are compressed; until the service shows that it does not understand them.
         has_compressed: A compressed body was accepted.
@@ -93,8 +91,6 @@ class Shared(Struct, kw_only=True, eq=False):
     gate: Gate
     credentials: Credentials
     settings: DeliverySettings
-    settle: Callable[[Batch], None]
-    reject: Callable[[Batch, Refusal], None]
     counts: DeliveryCounts
     skew: ClockSkew
     rng: Random
@@ -126,6 +122,7 @@ class Sender:
         self._gate = shared.gate
         self._index = index
         self._skew_due_at = 0.0
+        self._settled_tx: MemoryObjectSendStream[Settled]
         self._retrying = AsyncRetrying(
             retry=retry_if_exception_type(_NotSettledError),
             wait=self._wait_s,
@@ -138,14 +135,19 @@ class Sender:
         """When the certificate expires that the service showed, seconds since the epoch; None if there was none."""
         return self._endpoint.certificate_expires_at
 
-    async def run(self, batches_rx: MemoryObjectReceiveStream[Batch]) -> None:
+    async def run(
+        self, batches_rx: MemoryObjectReceiveStream[Batch], settled_tx: MemoryObjectSendStream[Settled]
+    ) -> None:
         """
         Deliver batches until the stream ends.
 
+        Args:
+            settled_tx: Has room for what one answer for each sender settles.
         Raises:
             DeliveryGaveUpError: The service accepted nothing for too long.
         """
-        with batches_rx:
+        self._settled_tx = settled_tx
+        with batches_rx, settled_tx:
             try:
                 while await self._gate.is_needed(self._index):
                     await self._deliver(await batches_rx.receive())
@@ -304,7 +306,7 @@ class Sender:
     def _accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
         if verdict.results.rejected or verdict.results.retried:
             return self._partly_accepted(parcel, verdict, passage)
-        self._shared.settle(parcel.batch)
+        self._settle(parcel.batch)
         self._gate.note_accepted(passage)
         self._prove_size()
         if parcel.sibling is not None:
@@ -320,10 +322,10 @@ class Sender:
         is_certain = bool(taken) or _is_repeat(parcel, *results.rejected.values())
         believed = len(refused) if is_certain else self._gate.believed(len(refused), passage)
         refused, doubted = refused[:believed], refused[believed:]
-        for index, single in zip(refused, parcel.parted(parts(parcel.batch, [[i] for i in refused])), strict=True):
-            self._refuse(single, verdict, results.rejected[index])
-        for batch in parts(parcel.batch, [taken]):
-            self._shared.settle(batch)
+        singles = zip(refused, parts(parcel.batch, [[index] for index in refused]), strict=True)
+        refusals = [(single, _refusal(parcel, verdict, results.rejected[index])) for index, single in singles]
+        accepted = next(iter(parts(parcel.batch, [taken])), None)
+        self._settle(accepted, refusals)
         if taken:
             self._gate.note_accepted(passage)
         if doubted:
@@ -346,7 +348,7 @@ class Sender:
                 return [parcel]
             self._gate.note_answered(passage)
             parcel.is_refused = True
-            self._refuse(parcel, verdict, words)
+            self._settle(None, [(batch, _refusal(parcel, verdict, words))])
             return []
         self._gate.note_answered(passage)
         if verdict.action is Action.HALVE:
@@ -359,15 +361,10 @@ class Sender:
         guilty: list[Sequence[int]] = [[index] for index in named] if len(named) <= _NAMED_MAX else [named]
         return parcel.parted(parts(batch, [others, *guilty]))
 
-    def _refuse(self, parcel: Parcel, verdict: Verdict, words: str) -> None:
-        refusal = Refusal(
-            rule=REFUSALS[verdict.action is Action.HALVE],
-            message=words or f"refused with status {verdict.status}",
-            status=verdict.status,
-            attempts=parcel.attempts,
-            is_ambiguous=parcel.is_ambiguous,
-        )
-        self._shared.reject(parcel.batch, refusal)
+    def _settle(self, accepted: Batch | None, refused: Sequence[tuple[Batch, Refusal]] = ()) -> None:
+        """Pass on what an answer settles, at once: the sender waits for the network before it has another one."""
+        if accepted is not None or refused:
+            self._settled_tx.send_nowait(Settled(accepted, refused))
 
     def _remember_size(self, refused_bytes: int) -> None:
         shared, working_bytes = self._shared, refused_bytes // 2
@@ -406,6 +403,16 @@ class Sender:
             attempt=state.attempt_number,
             wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
         )
+
+
+def _refusal(parcel: Parcel, verdict: Verdict, words: str) -> Refusal:
+    return Refusal(
+        rule=REFUSALS[verdict.action is Action.HALVE],
+        message=words or f"refused with status {verdict.status}",
+        status=verdict.status,
+        attempts=parcel.attempts,
+        is_ambiguous=parcel.is_ambiguous,
+    )
 
 
 def _is_repeat(parcel: Parcel, *words: str) -> bool:

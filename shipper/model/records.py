@@ -1,7 +1,7 @@
 """
 The values that flow from stage to stage.
 
-    sources ──Chunk──▶ codec ──EncodedChunk──▶ batcher ──Batch──▶ senders ──▶ acks ──Progress──▶ state store
+    sources ──Chunk──▶ codec ──EncodedChunk──▶ batcher ──Batch──▶ senders ──Settled──▶ settlement ──Checkpoint──▶ store
 
 Bytes travel in pieces of many records; each piece knows the span of its stream that it covers, and a span is
 settled when each of its records is accepted, in the dead letters, or a duplicate.
@@ -10,6 +10,7 @@ settled when each of its records is accepted, in the dead letters, or a duplicat
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
@@ -152,6 +153,27 @@ class Stream(Struct, eq=False, kw_only=True):
         """Set the checkpoint that was saved; `tail` are the last bytes before it."""
         self.settled_until = self.settled_until_with(offset)
         self.marker = Marker(offset, len(tail), digest(tail))
+
+
+class ReplayStream(Stream, kw_only=True):
+    """
+    Dead letters one behind the other, and which stands where.
+
+    Attributes:
+        letter_ids: In the order of the stream.
+        starts: The offset of each.
+    """
+
+    letter_ids: list[int]
+    starts: list[int]
+
+    def letters_in(self, start_offset: int, end_offset: int) -> list[int]:
+        """Return the letters that begin in a stretch, end exclusive."""
+        return self.letter_ids[bisect_left(self.starts, start_offset) : bisect_left(self.starts, end_offset)]
+
+    def letter_at(self, offset: int) -> int:
+        """Return the letter that covers an offset."""
+        return self.letter_ids[bisect_right(self.starts, offset) - 1]
 
 
 class Backlog(Struct, frozen=True, kw_only=True):
@@ -355,6 +377,19 @@ class Batch(Struct, frozen=True, eq=False, kw_only=True):
     parts: list[tuple[Span, Sequence[int]]]
 
 
+class Settled(Struct, frozen=True, eq=False):
+    """
+    What one answer of the service settles of a batch.
+
+    Attributes:
+        accepted: The events that it took.
+        refused: Events that it refuses for good, each as a batch of its own, and why.
+    """
+
+    accepted: Batch | None
+    refused: Sequence[tuple[Batch, Refusal]] = ()
+
+
 class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     """How far one stream is settled, with what became of the records since the last checkpoint, at `start_offset`."""
 
@@ -369,6 +404,12 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     ledger: Mapping[LedgerKey, int] = {}
     repeated: Mapping[LedgerKey, int] = {}
     keys: bytes = b""
+
+
+def move_checkpoints(saved: Iterable[Checkpoint]) -> None:
+    """Let streams resume at checkpoints that were saved."""
+    for each in saved:
+        each.stream.move_checkpoint(each.end_offset, each.tail)
 
 
 class Totals(Struct, kw_only=True):

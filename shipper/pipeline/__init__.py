@@ -7,8 +7,8 @@ The pipeline: wires the stages, stops them, and tells what became of the records
     packer      from chunks to batches
     brake       notices an input that is unlike records, or a clock that is behind; `hold` waits until that is over
     batching    when a batch closes
-    settlement  the books: what is settled, and whether more may be begun
-    saver       what is settled is saved, once in each interval; what happens when it cannot be
+    settlement  the last stage: what is settled, and saves it; whether more may be begun
+    acks        up to where each input is settled without a gap
     observer    what can be seen of it: a snapshot every second, a line in the log every half minute
     reload      which settings can change while it runs
     summary     what a run did

@@ -20,7 +20,7 @@ from shipper.delivery.gate import Gate
 from shipper.delivery.latency import quantile
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, without_answer
-from shipper.model.records import Batch, Chunk
+from shipper.model.records import Batch, Chunk, Settled
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
@@ -63,7 +63,7 @@ class InProcess:
             settings, settlement, skew=self._skew, ask_time=self._ask_time, give_up_after_s=give_up_after_s
         )
         self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time, suspects=suspects)
-        self._accepted_ids = settlement.saver.accepted_ids
+        self._settlement = settlement
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
         self._senders: list[Sender] = []
@@ -84,8 +84,6 @@ class InProcess:
             gate=self._gate,
             credentials=self._credentials(self._settings, ssl_context),
             settings=delivery,
-            settle=self._packer.settle,
-            reject=self._packer.reject,
             counts=DeliveryCounts(),
             skew=self._skew,
             rng=self._rng,
@@ -94,19 +92,24 @@ class InProcess:
         )
         self._new_endpoint = partial(Endpoint, endpoint, delivery, section="intake", ssl_context=ssl_context)
         self._senders = [Sender(self._new_endpoint(), self._shared, index) for index in range(delivery.senders)]
-        for keys in self._accepted_ids():
-            self._packer.remember(keys)
+        self._settlement.remember_accepted()
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))
-        async with anyio.create_task_group() as side:
-            side.start_soon(self._keep_credentials)
-            async with anyio.create_task_group() as flow:
-                flow.start_soon(self._packer.run, chunks_rx, batches_tx)
-                with batches_rx:  # the clones live in the senders
-                    for sender in self._senders:
-                        flow.start_soon(sender.run, batches_rx.clone())
-            side.cancel_scope.cancel()
+        settled_tx, settled_rx = anyio.create_memory_object_stream[Settled](2 * len(self._senders))
+        with settled_rx:
+            try:
+                async with anyio.create_task_group() as side:
+                    side.start_soon(self._keep_credentials)
+                    async with anyio.create_task_group() as flow:
+                        flow.start_soon(self._packer.run, chunks_rx, batches_tx)
+                        with batches_rx, settled_tx:  # the clones live in the senders
+                            for sender in self._senders:
+                                flow.start_soon(sender.run, batches_rx.clone(), settled_tx.clone())
+                        flow.start_soon(self._settlement.run, settled_rx.clone())
+                    side.cancel_scope.cancel()
+            finally:
+                self._settlement.settle_all(settled_rx)  # had the rest been cut off, some may have come after that
 
     @property
     def is_stuck(self) -> bool:

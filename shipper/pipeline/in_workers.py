@@ -151,7 +151,11 @@ class InWorkers:
             async for chunk in chunks_rx:
                 while len(self._waiting) >= len(self._workers):
                     await self._changed.wait()
-                if self._settlement.has_left_chunks or not await self._settlement.room(_nothing):
+                while not self._settlement.has_room and not self._settlement.is_shut:
+                    await self._settlement.until_room()
+                if self._settlement.is_shut:
+                    self._settlement.leave_rest()
+                if self._settlement.has_left_chunks:
                     continue
                 span = Span(
                     stream=chunk.stream,
@@ -283,11 +287,10 @@ class InWorkers:
             worker.live = message.live or worker.live
             for part in message.settled:
                 lent = worker.lent[part.stream.stream_id]
-                self._settlement.acks.settle_part(lent.span, self._counted_once.part(lent.chunk, part))
+                self._settlement.settle_part(lent.span, self._counted_once.part(lent.chunk, part))
                 if lent.span.start_offset == lent.chunk.end_offset:
                     del worker.lent[lent.number]
             worker.settled_parts += len(message.settled)
-            self._settlement.tell_progress()
 
     # What can be seen --------------------------------------------------------------------------------------------
 
@@ -354,7 +357,3 @@ def _least(values: Iterable[float | None]) -> float | None:
 
 def _most(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
-
-
-async def _nothing() -> None:
-    """Nothing is held back here."""

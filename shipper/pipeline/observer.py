@@ -64,7 +64,7 @@ class Observer:
     ) -> None:
         self._live = live
         self._acks = settlement.acks
-        self._saver = settlement.saver
+        self._settlement = settlement
         self._middle = middle
         self._source = source
         self._publish = publish
@@ -107,7 +107,7 @@ class Observer:
     def _snapshot(self, outcome: str) -> Live:
         now, wall_now = anyio.current_time(), self._wall_time()
         totals, backlog = self.totals, self._source.backlog()
-        earliest = self._note_counts(_Count(now, totals.accepted, self._saver.settled_bytes))
+        earliest = self._note_counts(_Count(now, totals.accepted, self._settlement.settled_bytes))
         seconds = max(now - earliest.at, LOOK_INTERVAL_S)
         return replace(
             self._live,
@@ -121,10 +121,10 @@ class Observer:
             duplicates=totals.duplicates,
             pending=totals.pending,
             dead_letters=self._acks.reasons.copy(),
-            settled_bytes=self._saver.settled_bytes,
+            settled_bytes=self._settlement.settled_bytes,
             total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
-            settled_bytes_per_second=round((self._saver.settled_bytes - earliest.settled_bytes) / seconds, 1),
+            settled_bytes_per_second=round((self._settlement.settled_bytes - earliest.settled_bytes) / seconds, 1),
             lag_bytes=backlog.lag_bytes,
             unmatched=list(backlog.unmatched),
             unreadable=list(backlog.unreadable),
@@ -135,7 +135,7 @@ class Observer:
             unreachable_bytes=backlog.unreachable_bytes,
             last_accepted_at=wall_now if totals.accepted > self._live.accepted else self._live.last_accepted_at,
             pauses=self._pauses(now, wall_now),
-            commits=self._saver.commits,
+            commits=self._settlement.commits,
             reload_error=self.reload_error,
             restart_needed=self.restart_needed,
         )
@@ -148,11 +148,11 @@ class Observer:
         return self._counts[0]
 
     def _oldest_unsettled_s(self, now: float) -> float | None:
-        since = [each for each in (self._acks.oldest_at, self._saver.full_since) if each is not None]
+        since = [each for each in (self._acks.oldest_at, self._settlement.full_since) if each is not None]
         return round(now - min(since), 3) if since else None
 
     def _pauses(self, now: float, wall_now: float) -> list[Pause]:
-        obstacle, since = self._saver.obstacle, self._saver.full_since
+        obstacle, since = self._settlement.obstacle, self._settlement.full_since
         if since is None:
             return []
         return [

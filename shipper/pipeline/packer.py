@@ -1,4 +1,4 @@
-"""From chunks to batches: what is read is validated, packed, and entered into the books."""
+"""From chunks to batches: what is read is validated, packed, and counted as open."""
 
 from __future__ import annotations
 
@@ -7,24 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import anyio
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from shipper.codec import Codec, Columns, latest_timestamp, tally
+from shipper.codec import Codec, key_of, latest_timestamp
 from shipper.config.settings import Settings
-from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
-from shipper.model.framing import CsvRows
-from shipper.model.records import Batch, Chunk, EncodedChunk, LedgerKey, Refusal, Rejection, Stream
-from shipper.pipeline.batching import Batcher, Deferred
+from shipper.model.records import Batch, Chunk, EncodedChunk
+from shipper.pipeline.batching import Batcher
 from shipper.pipeline.brake import Brake
 from shipper.pipeline.hold import Halt, Hold
 from shipper.pipeline.settlement import Settlement
 from shipper.state.stuck import Place
 from shipper.system.work import Piece, at_work, noted
 
-log = structlog.get_logger("pipeline")
-
-_DUPLICATES_TOLD: Final = 5
 _SPAN_RECORDS_MAX: Final = 10_000  # so that no span alone passes far beyond what may be held
 
 
@@ -53,7 +47,7 @@ class Packer:
         self._hold = hold
         self._wall_time = wall_time
         self._records = settings.records
-        self._duplicates_seen = 0
+        self._answers_seen = 0
         self._brake = Brake(settings.records.mistake_limit)
         self._codec = self._new_codec(settings)
         self._batcher = Batcher(
@@ -62,15 +56,10 @@ class Packer:
             linger_s=settings.batch.linger_seconds,
             unique_consumers=settings.batch.unique_consumers,
         )
-        self._lingering = anyio.CancelScope()
         self.waits_for_input_since: float | None = None
 
     def __repr__(self) -> str:
         return f"<Packer {self._batcher!r}>"
-
-    def remember(self, keys: bytes) -> None:
-        """Add the EventIds that earlier runs got accepted."""
-        self._codec.remember(keys)
 
     def reconfigure(self, settings: Settings) -> None:
         """Take over what may change; by other rules, what was refused by the old ones counts no more."""
@@ -79,29 +68,30 @@ class Packer:
             return
         self._records = settings.records
         self._brake = Brake(settings.records.mistake_limit)
-        codec = self._new_codec(settings)
-        codec.take_over(self._codec)
-        self._codec = codec
+        self._codec = self._new_codec(settings)
 
     def _new_codec(self, settings: Settings) -> Codec:
         return Codec(
-            settings.records, max_record_bytes=settings.input.max_record_bytes, on_duplicate=self._tell_duplicate
+            settings.records,
+            max_record_bytes=settings.input.max_record_bytes,
+            window=self._settlement.window,
+            on_duplicate=self._settlement.note_duplicate,
         )
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk], batches_tx: MemoryObjectSendStream[Batch]) -> None:
         """Pack until there are no more chunks; codec and batcher await nothing, so both run in this one task."""
         with chunks_rx, batches_tx:
             while True:
-                due_at = self._batcher.due_at
+                self._look_at_answers()
                 if self.waits_for_input_since is None:
                     self.waits_for_input_since = anyio.current_time()
                 try:
-                    with anyio.move_on_at(math.inf if due_at is None else due_at) as self._lingering:
-                        chunk = await chunks_rx.receive()
+                    chunk = await self._next_chunk(chunks_rx)
                 except anyio.EndOfStream:
                     break
-                if self._lingering.cancelled_caught:
-                    await self._flush(batches_tx)
+                if chunk is None:
+                    if (due_at := self._batcher.due_at) is not None and due_at <= anyio.current_time():
+                        await self._flush(batches_tx)
                     continue
                 self.waits_for_input_since = None
                 if not self._settlement.has_left_chunks:
@@ -111,12 +101,33 @@ class Packer:
             while self._batcher.due_at is not None or self._batcher.waiting_ids:
                 if self._batcher.due_at is None:
                     await self._settlement.until_progress()
+                    self._look_at_answers()
                 await self._flush(batches_tx)
 
-    async def _pack(self, chunk: Chunk, batches_tx: MemoryObjectSendStream[Batch]) -> None:
-        async def flush() -> None:
-            await self._flush(batches_tx)
+    async def _next_chunk(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> Chunk | None:
+        """Wait for a chunk; None = the open batch has lingered, or there is an answer that events may wait for."""
+        due_at = self._batcher.due_at
+        with anyio.CancelScope(deadline=math.inf if due_at is None else due_at) as waiting:
+            if not self._batcher.waiting_ids:
+                return await chunks_rx.receive()
+            has_ended = False
+            async with anyio.create_task_group() as race:
+                race.start_soon(self._cancel_at_answer, waiting)
+                try:
+                    return await chunks_rx.receive()
+                except anyio.EndOfStream:
+                    has_ended = True
+                finally:
+                    race.cancel_scope.cancel()
+            if has_ended:
+                raise anyio.EndOfStream
+        return None
 
+    async def _cancel_at_answer(self, waiting: anyio.CancelScope) -> None:
+        await self._settlement.until_progress()
+        waiting.cancel()
+
+    async def _pack(self, chunk: Chunk, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         now = anyio.current_time()
         latest = self._latest()
         path, key, offset = chunk.stream.path, chunk.stream.key, chunk.start_offset
@@ -124,7 +135,7 @@ class Packer:
             each for each in self._suspects.get(key, ()) if each.offset < chunk.end_offset and offset < each.end
         ]
         while offset < chunk.end_offset:
-            if self._settlement.has_left_chunks or not await self._settlement.room(flush):
+            if not await self._has_room(batches_tx):
                 return
             room_events = min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream))
             if suspects:
@@ -138,12 +149,12 @@ class Packer:
                         chunk, offset, room_events=room_events, room_bytes=self._batcher.room_bytes, latest=latest
                     )
             if encoded is None:
-                await flush()
+                await self._flush(batches_tx)
                 continue
             if encoded.span.rejections and (halt := await self._halt(encoded)):
                 self._codec.forget(encoded)  # it is looked at once more
                 while self._batcher.due_at is not None:
-                    await flush()
+                    await self._flush(batches_tx)
                 await self._hold.wait(halt)
                 latest = self._latest()
                 continue
@@ -154,10 +165,25 @@ class Packer:
             if encoded.span.rejections or self._brake.is_watching:
                 self._brake.note(encoded)
             offset = encoded.span.end_offset
-            self._settlement.acks.open(encoded.span, now)
+            self._settlement.open(encoded.span, now)
             self._batcher.add(encoded, now)
             while self._batcher.is_full or self._batcher.is_congested:
-                await flush()
+                await self._flush(batches_tx)
+
+    async def _has_room(self, batches_tx: MemoryObjectSendStream[Batch]) -> bool:
+        """Wait until the next records may be encoded; False = there will be no room, and the rest is to be skipped."""
+        settlement, batcher = self._settlement, self._batcher
+        while not settlement.has_left_chunks:
+            self._look_at_answers()  # nothing is awaited from here on until the records are in the window
+            if settlement.is_shut:
+                settlement.leave_rest()
+            elif batcher.is_full or batcher.is_congested or (batcher.due_at is not None and not settlement.has_room):
+                await self._flush(batches_tx)  # without it, spans could stay open for what is in the open batch
+            elif not settlement.has_room:
+                await settlement.until_room()
+            else:
+                return True
+        return False
 
     def _latest(self) -> str:
         return latest_timestamp(self._wall_time(), self._records.max_future_seconds)
@@ -181,92 +207,20 @@ class Packer:
         except anyio.BrokenResourceError:
             await anyio.sleep_forever()  # every sender has failed; their error cancels this task, too
 
-    def _tell_duplicate(self, event_id: str, stream: Stream, offset: int) -> None:
-        self._duplicates_seen += 1
-        if self._duplicates_seen <= _DUPLICATES_TOLD:
-            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
-
-    # What became of a batch --------------------------------------------------------------------------------------
-
-    def settle(self, batch: Batch) -> None:
-        """The service has taken it; what waited for that is a duplicate."""
-        if batch.parts[0][0].stream.kind == "replay":
-            self._count_once(batch)
-        for span, ordinals in batch.parts:
-            self._codec.accept(span, ordinals)
-        waiting = self._batcher.waiting_ids
-        settled = waiting & set(_event_ids(batch)) if waiting else ()
-        self._settlement.acks.accept(batch)
-        if settled:
-            for event_id in settled:
-                for event in self._batcher.drop(event_id):
-                    self._settle_duplicate(event)
-        self._settlement.tell_progress()
-
-    def _count_once(self, batch: Batch) -> None:
-        """Count replayed events that were accepted before as duplicates in the ledger; they are sent all the same."""
-        spans = [span for span, ordinals in batch.parts for _ in ordinals]
-        for span, event in zip(spans, sent_events(batch), strict=True):
-            if span.stream.kind == "replay" and self._codec.is_accepted(event.EventId):
-                self._settlement.acks.note_repeated(span, _ledger_key(event))
-
-    def _settle_duplicate(self, event: Deferred) -> None:
-        span = event.span
-        assert span.chunk is not None
-        offset = span.chunk.start_offset + span.bounds_of(event.ordinal)[0]
-        self._tell_duplicate(event.event_id, span.stream, offset)
-        self._settlement.acks.repeat(span, _ledger_key(event_in(event.line)))
-
-    def reject(self, batch: Batch, refusal: Refusal) -> None:
-        """The service refuses its one event: make a dead letter of it, as the record came."""
-        ((span, (ordinal,)),), event = batch.parts, sent_event(batch)
-        assert span.chunk is not None
-        start, end = span.bounds_of(ordinal)
-        framing = span.stream.framing
-        rejection = Rejection(
-            start_offset=span.chunk.start_offset + start,
-            end_offset=span.chunk.start_offset + end,
-            rule=refusal.rule,
-            message=refusal.message,
-            raw=span.chunk.data[start:end],
-            event_id=event.EventId,
-            consumer_id=str(event.ConsumerID),
-            status=refusal.status,
-            delivery="ambiguous" if refusal.is_ambiguous else "rejected",
-            attempts=refusal.attempts,
-            header=framing.header if isinstance(framing, CsvRows) else b"",
-        )
-        self._codec.refuse(span, event.EventId)
-        self._settlement.acks.reject(span, rejection, _ledger_key(event))
-        self._let_next(event.EventId)
-        self._settlement.tell_progress()
-        log.warning(
-            "record_rejected",
-            event_id=event.EventId,
-            path=span.stream.shown_path,
-            offset=rejection.start_offset,
-            rule=refusal.rule,
-            status=refusal.status,
-        )
-
-    def _let_next(self, event_id: str) -> None:
-        """After a refusal, let the next record of the same EventId be sent: it may be a corrected one."""
-        if not self._batcher.release(event_id):
-            self._codec.release(event_id)
-        elif (due_at := self._batcher.due_at) is not None:
-            self._lingering.deadline = min(self._lingering.deadline, due_at)  # it waits for input, maybe for long
-
-
-def _event_ids(batch: Batch) -> list[str]:
-    found: list[str] = []
-    for span, ordinals in batch.parts:
-        is_whole = len(ordinals) == len(span.event_ids)
-        found += span.event_ids if is_whole else [span.event_ids[ordinal] for ordinal in ordinals]
-    return found
-
-
-def _ledger_key(event: SentEvent) -> LedgerKey | None:
-    return next(iter(tally(Columns.of([event]))), None)
+    def _look_at_answers(self) -> None:
+        """After an answer, send or leave out the events that waited for it."""
+        settlement, batcher = self._settlement, self._batcher
+        if settlement.answers == self._answers_seen:
+            return
+        self._answers_seen = settlement.answers
+        for event_id in tuple(batcher.waiting_ids):
+            key = key_of(event_id)
+            if settlement.window.is_accepted(key):
+                for event in batcher.drop(event_id):
+                    settlement.settle_duplicate(event.span, event.ordinal, event.line)
+            elif not settlement.window.is_unsettled(key):
+                settlement.window.admit(key)  # the others wait for the one that is sent now
+                batcher.release(event_id)
 
 
 def _events_per_batch(settings: Settings) -> int:

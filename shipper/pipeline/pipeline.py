@@ -25,18 +25,18 @@ from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from shipper.codec import DedupeWindow
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
-from shipper.model.records import Backlog, Chunk, Totals, shown
+from shipper.model.records import Backlog, Checkpoint, Chunk, Totals, shown
 from shipper.model.version import __version__
 from shipper.pipeline.in_process import InProcess
 from shipper.pipeline.in_workers import InWorkers
 from shipper.pipeline.middle import Middle
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
-from shipper.pipeline.saver import StateStore
-from shipper.pipeline.settlement import Settlement
+from shipper.pipeline.settlement import Settlement, StateStore
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.state.stuck import Place
 from shipper.status.live import Live
@@ -65,8 +65,8 @@ class Source(Protocol):
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send chunks, those of one stream in order, until there are no more or a cancellation comes."""
 
-    async def after_save(self) -> None:
-        """The checkpoints of the streams have moved, on disk."""
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Take over checkpoints that are on disk now; nobody else moves those of its streams."""
 
     def backlog(self) -> Backlog:
         """Return the backlog; cheap, as it is called every second."""
@@ -128,11 +128,11 @@ class Pipeline:
         self._settlement = Settlement(
             store,
             settings.state,
+            window=DedupeWindow(settings.records.dedupe_window if workers is None else 0),
             on_saved=source.after_save,
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
         )
-        self._saver = self._settlement.saver
         self._middle: Middle = (
             InProcess(
                 settings,
@@ -199,8 +199,8 @@ class Pipeline:
                         await side.start(self._heed, signals, side)
                     side.start_soon(self._read_until_idle)
                     side.start_soon(self._read_until_held_back)
-                    side.start_soon(self._saver.run)
-                    side.start_soon(self._saver.keep_expiring)
+                    side.start_soon(self._settlement.keep_saving)
+                    side.start_soon(self._settlement.keep_expiring)
                     side.start_soon(observer.run)
                     chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
                     # One end stays here: if the middle fails, its error ends the reading, and no broken stream.
@@ -220,12 +220,12 @@ class Pipeline:
         finally:
             observer.phase = "stopped"
             try:
-                self._saver.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
-                await self._saver.save()  # shields itself
+                self._settlement.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
+                await self._settlement.save()  # shields itself
             finally:
                 last = observer.end("failed" if sys.exception() else self._outcome())
         return Summary(
-            **asdict(self._saver.saved(self.totals)),
+            **asdict(self._settlement.saved(self.totals)),
             batches=last.batches,
             requests=sum(last.requests.values()),
             retries=sum(last.retries.values()),
@@ -237,7 +237,7 @@ class Pipeline:
     def _outcome(self) -> Outcome:
         if self.gave_up is not None:
             return "gave_up"
-        if self._drain.cancelled_caught or self._saver.has_unsaved:
+        if self._drain.cancelled_caught or self._settlement.has_unsaved:
             return "aborted"
         is_all = self._source.is_exhausted and not self._settlement.has_left_chunks
         return "finished" if is_all else "drained"
@@ -261,7 +261,7 @@ class Pipeline:
         self._observer.phase = "draining"
         self._stopped_at = anyio.current_time()
         self._drain.deadline = self._stopped_at + limit_s
-        self._saver.end_by(self._drain.deadline + _LAST_SAVE_LIMIT_S)
+        self._settlement.end_by(self._drain.deadline + _LAST_SAVE_LIMIT_S)
         self.hurry()
         self._draining.set()
         if delivery.drain == "input":
@@ -274,7 +274,7 @@ class Pipeline:
     def abort(self, *, cause: str) -> None:
         """End at once; what is settled is saved, the rest stays pending."""
         log.warning("drain_aborted", cause=cause)
-        self._saver.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
+        self._settlement.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
         self._drain.cancel()
 
     async def _heed(self, signals: Signals, side: TaskGroup, *, task_status: anyio.abc.TaskStatus[None]) -> None:

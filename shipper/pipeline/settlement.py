@@ -1,34 +1,87 @@
-"""The books of a run: what is settled, what waits to be saved, and whether more may be begun."""
+"""
+The last stage: what became of the records, and how far each input is settled and saved.
+
+The senders put what each answer settles into a stream. From that, and from what the packer finds out by itself, the
+acks derive up to where each input is settled without a gap; a task saves it, once in each interval, and the source gets
+the checkpoints that are on disk. The packer looks here for room and for answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Final
+import math
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple, Protocol
 
 import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.to_thread import run_sync
 
+from shipper.codec import Columns, DedupeWindow, key_of, tally
 from shipper.config.settings import StateSettings
-from shipper.model.errors import HeldBackError
-from shipper.pipeline.saver import Saver, StateStore
-from shipper.state.acks import Acks
+from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
+from shipper.model.errors import DeliveryGaveUpError, HeldBackError, StateError, StateUnwritableError
+from shipper.model.framing import CsvRows
+from shipper.model.records import Batch, Checkpoint, LedgerKey, Refusal, Rejection, Settled, Span, Stream, Totals
+from shipper.pipeline.acks import Acks, weight
+from shipper.state.store import Saved
+
+log = structlog.get_logger("pipeline")
 
 MAX_HELD_BYTES: Final = 16 << 20
 """Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
 _SAVED_TOGETHER: Final = 8192  # entries, four records counting as one: then a save waits no longer
+_LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
+_EXPIRY_INTERVAL_S: Final = 3600.0
+_DAY_S: Final = 86_400.0
+_DUPLICATES_TOLD: Final = 5
+
+
+class StateStore(Protocol):
+    """Where it is saved: the `Store`, or whoever has it."""
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
+
+    def expire(self, before_s: float, now_s: float) -> int: ...
+
+    def expire_ledger(self, before_s: float, now_s: float) -> int: ...
+
+    def accepted_ids(self) -> Iterable[bytes]: ...
+
+
+class Obstacle(NamedTuple):
+    """
+    Why what is settled cannot be saved.
+
+    Attributes:
+        reason: One word; empty if it can be saved.
+        message: What has happened and what to do.
+    """
+
+    reason: str = ""
+    message: str = ""
 
 
 class Settlement:
     """
     Args:
-        on_saved: Called when checkpoints have moved, on disk.
+        window: Of the EventIds in flight and accepted; the packer's codec asks it.
+        on_saved: Called with the checkpoints that are on disk now.
         give_up_after_s: How long to wait for the store to take what is settled; None = for ever.
         wall_time: Seconds since the epoch.
 
     Attributes:
+        acks: What is open, and the counts of this run.
+        answers: How many answers have settled something.
         stopping: Set once nothing more is read.
-        has_left_chunks: Some of what was read was left alone, and all that comes after it is to be.
+        has_left_chunks: A chunk was skipped, so all later ones must be skipped, too.
         held_back: Why the run has to end before the end of its input; None if it does not.
         ending: Set once `held_back` is.
+        obstacle: Why nothing is saved at the moment.
+        full_since: When something settled could not be saved first, on the event loop's clock; None = all can.
+        commits: Transactions so far.
+        settled_bytes: Saved so far, of all inputs.
     """
 
     def __init__(
@@ -36,34 +89,94 @@ class Settlement:
         store: StateStore,
         settings: StateSettings,
         *,
-        on_saved: Callable[[], Awaitable[None]],
+        window: DedupeWindow,
+        on_saved: Callable[[Sequence[Checkpoint]], Awaitable[None]],
         give_up_after_s: float | None,
         wall_time: Callable[[], float],
     ) -> None:
+        self._store = store
+        self._settings = settings
         self._on_saved = on_saved
+        self._give_up_after_s = give_up_after_s
+        self._wall_time = wall_time
         self._progress = anyio.Event()
+        self._asked = anyio.Event()
+        self._asked_at = 0
+        # Of its own: the threads of an application may all be waiting for what a save makes room for.
+        self._threads = anyio.CapacityLimiter(1)
+        self._unsaved: list[Checkpoint] = []
+        self._unsaved_bytes = 0
+        self._ends_at = math.inf
+        self._saving = anyio.CancelScope()
+        self._is_stuck = False
+        self._duplicates_told = 0
+        self.window = window
         self.acks = Acks()
-        self.saver = Saver(
-            self.acks,
-            store,
-            settings,
-            on_saved=self._after_save,
-            give_up_after_s=give_up_after_s,
-            wall_time=wall_time,
-        )
+        self.answers = 0
         self.stopping = anyio.Event()
         self.has_left_chunks = False
         self.held_back: HeldBackError | None = None
         self.ending = anyio.Event()
-        self._asked_at = 0
+        self.obstacle = Obstacle()
+        self.full_since: float | None = None
+        self.commits = 0
+        self.settled_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"<Settlement {self.acks!r}>"
+
+    def remember_accepted(self) -> None:
+        """Add the EventIds that earlier runs got accepted to the window."""
+        if self.window.is_on:
+            for keys in self._store.accepted_ids():
+                self.window.remember(keys)
+
+    # Whether more may be begun -----------------------------------------------------------------------------------
 
     @property
     def held_bytes(self) -> int:
-        """What is read and not saved holds so much memory, estimated; reading waits at `MAX_HELD_BYTES`."""
-        return self.acks.held_bytes + self.saver.unsaved_bytes
+        """Estimate the memory, in bytes, of what is read and not saved."""
+        return self.acks.held_bytes + self._unsaved_bytes
 
-    def tell_progress(self) -> None:
-        """Something was settled or saved: let those look again that wait for it."""
+    @property
+    def has_room(self) -> bool:
+        """Whether another span may be opened now."""
+        return self.held_bytes < MAX_HELD_BYTES and self.full_since is None
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether there will be no room any more: a stop was asked for while nothing can be saved."""
+        return self.full_since is not None and self.stopping.is_set()
+
+    def open(self, span: Span, now: float) -> None:
+        """Add a span; saves early where much is done, so that a crash repeats little and little is held."""
+        self.acks.open(span, now)
+        self._ask_after_much()
+
+    def _ask_after_much(self) -> None:
+        done = self.acks.entries + self.acks.totals.read // 4
+        if done - self._asked_at >= _SAVED_TOGETHER:
+            self._asked_at = done
+            self._ask()
+
+    def _ask(self) -> None:
+        """Save what is settled now; after a failed save, only once the interval has passed."""
+        if self.full_since is None:
+            self._asked.set()
+
+    def leave_rest(self, why: HeldBackError | None = None) -> None:
+        """Skip what comes next, and all that comes after it; with a reason, the run ends for it."""
+        self.has_left_chunks = True
+        if why is not None and self.held_back is None:
+            self.held_back = why
+            self.ending.set()
+
+    def end_reading(self) -> None:
+        """Nothing more is read; who waits for room need not do so any longer."""
+        self.stopping.set()
+        self._tell_progress()
+
+    def _tell_progress(self) -> None:
         self._progress.set()
         self._progress = anyio.Event()
 
@@ -71,55 +184,228 @@ class Settlement:
         """Wait until something is settled or saved."""
         await self._progress.wait()
 
-    def end_reading(self) -> None:
-        """Nothing more is read; who waits for room need not do so any longer."""
-        self.stopping.set()
-        self.tell_progress()
-
-    def leave_rest(self, why: HeldBackError | None = None) -> None:
-        """Leave alone what comes next, and all that comes after it; with a reason, the run ends for it."""
-        self.has_left_chunks = True
-        if why is not None and self.held_back is None:
-            self.held_back = why
-            self.ending.set()
-
-    async def room(self, flush: Callable[[], Awaitable[None]]) -> bool:
-        """
-        Wait until another span may be opened.
-
-        Args:
-            flush: Sends what the caller holds back; or spans would stay open for it.
-        Returns:
-            False = it may not, and for good: behind a gap nothing may be settled.
-        """
-        self._ask_after_much()
-        while self.held_bytes >= MAX_HELD_BYTES or self.saver.full_since is not None:
-            if self.saver.full_since is not None and self.stopping.is_set():
-                self.has_left_chunks = True
-                return False
-            await flush()
-            await self._next_save()
-        return True
-
-    def _ask_after_much(self) -> None:
-        """Ask for a save before the interval has passed, so that a crash repeats little and little is held."""
-        done = self.acks.entries + self.acks.totals.read // 4
-        if done - self._asked_at >= _SAVED_TOGETHER:
-            self._asked_at = done
-            self.saver.ask()
+    async def until_room(self) -> None:
+        """Ask for a save, and wait until something happens that may make room."""
+        progress = self._progress
+        self._ask()
+        if not self.is_shut:
+            await progress.wait()
 
     async def until_saved(self) -> None:
         """Wait until all that is settled is saved, or until a stop is asked for; then there is a last try."""
-        while (self.acks.open_spans or self.saver.has_unsaved) and not self.stopping.is_set():
-            await self._next_save()
+        while (self.acks.open_spans or self._unsaved) and not self.stopping.is_set():
+            await self.until_room()
 
-    async def _next_save(self) -> None:
-        """Ask for a save, and wait until something happens that the caller may wait for."""
-        progress = self._progress
-        self.saver.ask()
-        if not self.stopping.is_set() or self.saver.full_since is None:
-            await progress.wait()
+    # What became of the records ----------------------------------------------------------------------------------
 
-    async def _after_save(self) -> None:
-        self.tell_progress()
-        await self._on_saved()
+    async def run(self, settled_rx: MemoryObjectReceiveStream[Settled]) -> None:
+        """Settle what the senders report until they have ended."""
+        with settled_rx:
+            async for settled in settled_rx:
+                self.settle(settled)
+                self.settle_all(settled_rx)
+
+    def settle_all(self, settled_rx: MemoryObjectReceiveStream[Settled]) -> None:
+        """Settle what was reported by now."""
+        with suppress(anyio.WouldBlock, anyio.EndOfStream):
+            while True:
+                self.settle(settled_rx.receive_nowait())
+
+    def settle(self, settled: Settled) -> None:
+        """Settle what the service took or refused of a batch."""
+        if settled.accepted is not None:
+            self._accept(settled.accepted)
+        for batch, refusal in settled.refused:
+            self._refuse(batch, refusal)
+        self.answers += 1
+        self._tell_progress()
+
+    def settle_part(self, span: Span, part: Checkpoint) -> None:
+        """Settle the beginning of a span whose records another process took care of."""
+        self.acks.settle_part(span, part)
+        self._tell_progress()
+
+    def settle_duplicate(self, span: Span, ordinal: int, line: bytes) -> None:
+        """Settle an event, as it would have been sent, whose EventId was accepted meanwhile."""
+        event = event_in(line)
+        assert span.chunk is not None
+        self.note_duplicate(event.EventId, span.stream, span.chunk.start_offset + span.bounds_of(ordinal)[0])
+        self.acks.repeat(span, _ledger_key(event))
+        self._tell_progress()
+
+    def note_duplicate(self, event_id: str, stream: Stream, offset: int) -> None:
+        """Log the first few duplicates; those that the codec finds are counted in their spans."""
+        self._duplicates_told += 1
+        if self._duplicates_told <= _DUPLICATES_TOLD:
+            log.info("duplicate_skipped", event_id=event_id, path=stream.shown_path, offset=offset)
+
+    def _accept(self, batch: Batch) -> None:
+        if batch.parts[0][0].stream.kind == "replay":
+            self._note_repeated(batch)
+        for span, ordinals in batch.parts:
+            self.window.accept_events(span, ordinals)
+        self.acks.accept(batch)
+
+    def _note_repeated(self, batch: Batch) -> None:
+        """Count replayed events that were accepted before as duplicates in the ledger; they are sent all the same."""
+        spans = [span for span, ordinals in batch.parts for _ in ordinals]
+        for span, event in zip(spans, sent_events(batch), strict=True):
+            if span.stream.kind == "replay" and self.window.is_accepted(key_of(event.EventId)):
+                self.acks.note_repeated(span, _ledger_key(event))
+
+    def _refuse(self, batch: Batch, refusal: Refusal) -> None:
+        """Make a dead letter of the one event of a batch, as the record came."""
+        ((span, (ordinal,)),), event = batch.parts, sent_event(batch)
+        assert span.chunk is not None
+        start, end = span.bounds_of(ordinal)
+        framing = span.stream.framing
+        rejection = Rejection(
+            start_offset=span.chunk.start_offset + start,
+            end_offset=span.chunk.start_offset + end,
+            rule=refusal.rule,
+            message=refusal.message,
+            raw=span.chunk.data[start:end],
+            event_id=event.EventId,
+            consumer_id=str(event.ConsumerID),
+            status=refusal.status,
+            delivery="ambiguous" if refusal.is_ambiguous else "rejected",
+            attempts=refusal.attempts,
+            header=framing.header if isinstance(framing, CsvRows) else b"",
+        )
+        self.window.refuse_event(span, event.EventId)
+        self.acks.reject(span, rejection, _ledger_key(event))
+        log.warning(
+            "record_rejected",
+            event_id=event.EventId,
+            path=span.stream.shown_path,
+            offset=rejection.start_offset,
+            rule=refusal.rule,
+            status=refusal.status,
+        )
+
+    # Saving ------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_unsaved(self) -> bool:
+        """Whether something that was settled is not on disk yet."""
+        return bool(self._unsaved)
+
+    def saved(self, totals: Totals) -> Totals:
+        """Return what of the totals holds at the next start: what is not saved is done again."""
+        accepted = sum(checkpoint.accepted for checkpoint in self._unsaved)
+        duplicates = sum(checkpoint.duplicates for checkpoint in self._unsaved)
+        dead_lettered = sum(len(checkpoint.rejections) for checkpoint in self._unsaved) + self.acks.open_rejections
+        return Totals(
+            read=totals.read,
+            accepted=totals.accepted - accepted,
+            dead_lettered=totals.dead_lettered - dead_lettered,
+            duplicates=totals.duplicates - duplicates,
+            pending=totals.pending + accepted + dead_lettered + duplicates,
+        )
+
+    async def keep_saving(self) -> None:
+        """
+        Save until this is cancelled.
+
+        Raises:
+            StateError: The state store cannot be written; nothing is lost.
+            DeliveryGaveUpError: It had no room for too long; what was not saved is pending.
+        """
+        while True:
+            pause_s = self._settings.commit_interval_seconds
+            with anyio.move_on_after(pause_s if self.full_since is None else max(pause_s, _LEAST_PAUSE_S)):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+            await self.save()
+            self._lose_patience()
+
+    def end_by(self, deadline: float) -> None:
+        """Wait no longer than that for a save, on the event loop's clock: a stop does not hang on a disk that does."""
+        self._ends_at = self._saving.deadline = deadline
+
+    async def save(self) -> None:
+        """
+        Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for.
+
+        Raises:
+            StateError: The state store cannot be written, or does not come to an end with it in time.
+        """
+        taken = self.acks.take()
+        self._unsaved += taken
+        self._unsaved_bytes += sum(map(weight, taken))
+        if not self._unsaved or self._is_stuck:  # what is stuck may be saved yet: twice would count twice
+            return
+        with anyio.CancelScope(shield=True, deadline=self._ends_at) as self._saving:
+            # Kept until they are on disk: a later checkpoint must not pass the dead letters of one that failed.
+            try:
+                saved = await run_sync(
+                    self._store.save,
+                    self._unsaved,
+                    self._wall_time(),
+                    limiter=self._threads,
+                    abandon_on_cancel=True,  # only the shield's own deadline comes here
+                )
+            except StateUnwritableError as error:
+                self._note_obstacle(Obstacle("state_unwritable", str(error)))
+                return
+            self.settled_bytes += sum(each.end_offset - each.start_offset for each in saved.done)
+            self.commits += 1
+            self._unsaved = saved.waiting
+            self._unsaved_bytes = sum(map(weight, saved.waiting))
+            self._note_obstacle(Obstacle("dead_letters_full" if saved.why else "", saved.why))
+            if saved.done:
+                self._tell_progress()
+                await self._on_saved(saved.done)
+        if self._saving.cancelled_caught:
+            self._is_stuck = True
+            raise StateError(
+                "the state could not be saved before the end: its disk does not answer. What was not saved is sent "
+                "again at the next start, with the same EventIds"
+            )
+
+    def _note_obstacle(self, obstacle: Obstacle) -> None:
+        """Begin or end a pause because what is settled cannot be saved; logged once each."""
+        before, self.obstacle = self.obstacle, obstacle
+        if obstacle.reason and self.full_since is None:
+            self.full_since = anyio.current_time()
+        elif not obstacle.reason:
+            self.full_since = None
+        if obstacle.reason != before.reason:
+            if before.reason:
+                log.info("delivery_resumed", reason=before.reason)
+            if obstacle.reason:
+                log.warning("delivery_paused", reason=obstacle.reason, message=obstacle.message)
+
+    def _lose_patience(self) -> None:
+        limit_s = self._give_up_after_s
+        if limit_s is None or self.full_since is None or anyio.current_time() < self.full_since + limit_s:
+            return
+        raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.obstacle.message}")
+
+    async def keep_expiring(self) -> None:
+        """
+        Remove what is past its retention, now and once an hour, until this is cancelled.
+
+        Each transaction removes a little and waits its turn, so that saves go on between them.
+        """
+        settings, store = self._settings, self._store
+        while settings.dead_letter_retention_days or settings.ledger_retention_days:
+            await self._expire("dead_letters_expired", store.expire, settings.dead_letter_retention_days)
+            await self._expire("ledger_expired", store.expire_ledger, settings.ledger_retention_days)
+            await anyio.sleep(_EXPIRY_INTERVAL_S)
+
+    async def _expire(self, event: str, expire_some: Callable[[float, float], int], days: float) -> None:
+        expired = 0
+        with suppress(StateUnwritableError):  # the next save tells
+            while days:
+                now_s = self._wall_time()
+                count = await run_sync(expire_some, now_s - days * _DAY_S, now_s, limiter=self._threads)
+                if not count:
+                    break
+                expired += count
+        if expired:
+            log.info(event, count=expired, retention_days=days)
+
+
+def _ledger_key(event: SentEvent) -> LedgerKey | None:
+    return next(iter(tally(Columns.of([event]))), None)

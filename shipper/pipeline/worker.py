@@ -7,7 +7,7 @@ So it has all that a pipeline has, and owns nothing that would have to outlive i
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 
 import anyio
@@ -127,8 +127,8 @@ class _Received:
             await self._channel.send(Ready())
         self.is_exhausted = True
 
-    async def after_save(self) -> None:
-        pass
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Resume nothing: a worker that is lost is another process."""
 
     def backlog(self) -> Backlog:
         return Backlog()

@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from shipper.model.records import Backlog, Chunk
+from shipper.model.records import Backlog, Checkpoint, Chunk
 
 
 class Part(Protocol):
@@ -17,7 +17,7 @@ class Part(Protocol):
     @property
     def is_exhausted(self) -> bool: ...
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None: ...
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None: ...
     def backlog(self) -> Backlog: ...
 
 
@@ -37,9 +37,10 @@ class Joined:
             for part in self._parts:
                 side_by_side.start_soon(part.run, chunks_tx)
 
-    async def after_save(self) -> None:
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Move the checkpoints, and let each part look at its own."""
         for part in self._parts:
-            await part.after_save()
+            await part.after_save(saved)
 
     def backlog(self) -> Backlog:
         """Add up what the parts have before them."""

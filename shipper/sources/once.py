@@ -15,7 +15,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.model.errors import SourceError, StateError
-from shipper.model.records import Backlog, Chunk, Stream, shown
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook
 from shipper.sources.reader import StreamReader
@@ -107,7 +107,7 @@ class FilesOnce:
                 await run_sync(self._leave)
         self._unreachable_bytes = await run_sync(tell_unreachable, self._register, self._book.lost(), self._wall_time())
         await run_sync(self._note_gone)
-        await self.after_save()  # nothing is saved of a file in which there was nothing new
+        await self.after_save(())  # nothing is saved of a file in which there was nothing new
         self.is_exhausted = not self.unreadable
 
     def backlog(self) -> Backlog:
@@ -155,8 +155,9 @@ class FilesOnce:
             with suppress(StateError):  # it would be for a report of what is lost, should these files go
                 self._register.note([each for each in self._read_streams if not each.is_settled], self._wall_time())
 
-    async def after_save(self) -> None:
-        """Delete or move the files of which everything is settled."""
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Move the checkpoints; delete or move the files of which everything is settled."""
+        move_checkpoints(saved)
         async with self._completing:  # a save may come beside the end of the reading
             if settled := [stream for stream in self._uncompleted if stream.is_settled]:
                 await run_sync(self._complete, settled)

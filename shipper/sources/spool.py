@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.model.errors import DeliveryGaveUpError, StateError
-from shipper.model.records import Backlog, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.sources.content import Plain
 from shipper.sources.incoming import Incoming
 from shipper.sources.reader import NDJSON, InputForm, StreamReader
@@ -255,7 +255,7 @@ class Spool:
                     await self._run_sync(self._part)  # so that it is deleted once it is settled
                 except OSError as error:
                     raise self._failed(error) from error
-            await self.after_save()  # what was settled before its segment was closed had no save to follow
+            await self.after_save(())  # what was settled before its segment was closed had no save to follow
             if self._lacks_room or is_full(self._directory) or self._is_full:
                 with anyio.move_on_after(_FULL_DISK_PAUSE_S) as waiting:
                     await changed.wait()
@@ -344,8 +344,9 @@ class Spool:
                 reader.close()
         return count
 
-    async def after_save(self) -> None:
-        """Delete the segments that are settled, and make room for more."""
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Move the checkpoints; delete the segments that are settled, and make room for more."""
+        move_checkpoints(saved)
         if settled := self._segments.take_settled():
             await self._run_sync(self._segments.delete, settled)
             self._tell()

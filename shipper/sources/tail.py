@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -14,7 +15,7 @@ from anyio.to_thread import run_sync
 
 from shipper.config.settings import InputSettings
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Backlog, Chunk
+from shipper.model.records import Backlog, Checkpoint, Chunk, move_checkpoints
 from shipper.sources.discovery import Patterns, Watched
 from shipper.sources.follower import Follower
 from shipper.sources.turns import Turns
@@ -82,8 +83,9 @@ class FollowedFiles:
             self._follower.note(is_last=True)
         self._follower.files.close_all()
 
-    async def after_save(self) -> None:
-        """Files are completed when they are looked at."""
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Move the checkpoints; files are completed when they are looked at."""
+        move_checkpoints(saved)
 
     def backlog(self) -> Backlog:
         """Return what was not settled at the last look."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import compress, repeat
 from pathlib import Path
@@ -26,7 +26,6 @@ import msgspec
 from msgspec import Struct
 
 from shipper.model.records import Checkpoint, LedgerKey
-from shipper.state.acks import add_to, added
 from shipper.state.affiliates import CountedAs, are_identifiers
 from shipper.state.ledger_upkeep import Columns, packed, unpacked
 from shipper.state.schema import open_for_reading
@@ -161,3 +160,19 @@ def _merged(rows: list[LedgerRow], parts: Iterator[Columns], start: str, end: st
         repeated[key] += row.duplicates
     found = sorted(accepted.keys() | repeated.keys())
     return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in found]
+
+
+def added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Counter[LedgerKey]:
+    """Add counts up."""
+    total: Counter[LedgerKey] = Counter()
+    for ledger in ledgers:
+        add_to(total, ledger)
+    return total
+
+
+def add_to(total: Counter[LedgerKey], counts: Mapping[LedgerKey, int]) -> None:
+    """Add counts to a total."""
+    if total.keys().isdisjoint(counts):
+        dict.update(total, counts)  # far cheaper, if they are many
+    else:
+        total.update(counts)

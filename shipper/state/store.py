@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Checkpoint, Rejection, Totals
+from shipper.model.records import Checkpoint, Rejection, ReplayStream, Totals
 from shipper.state import ledger, ledger_upkeep
 from shipper.state.accepted_ids import AcceptedIds, read_accepted_ids
 from shipper.state.affiliates import ERASED, counted_as, ensure_key
 from shipper.state.letters import Letters
-from shipper.state.replay import ReplayStream
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,

@@ -37,7 +37,7 @@ def open_codec() -> Callable[[bytes], int]:
             piece = codec.encode(chunk, offset, room_events=1000, room_bytes=999_000, latest=latest)
             assert piece is not None
             offset = piece.span.end_offset
-            codec.accept(piece.span, range(len(piece.event_ids)))
+            codec.window.accept_events(piece.span, range(len(piece.event_ids)))
             accepted += len(piece.event_ids)
         return accepted
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from shipper.model.records import Batch, Chunk, Rejection, Span, Stream
-from shipper.state.acks import Acks, weight
+from shipper.pipeline.acks import Acks, weight
 
 CHUNK_BYTES = 1000
 

@@ -42,12 +42,12 @@ from structlog.testing import capture_logs
 
 from shipper.codec import Codec
 from shipper.model.records import Batch, Chunk, Span, Stream
+from shipper.pipeline.acks import Acks
 from shipper.sandbox.samples import sample_lines
 from shipper.sources import reader as reader_module
 from shipper.sources.discovery import Patterns
 from shipper.sources.follower import Follower
 from shipper.sources.identity import StreamBook
-from shipper.state.acks import Acks
 from shipper.state.store import Store
 from tests.fakes import strict_records
 

@@ -101,7 +101,7 @@ class Machine:
                 if waiting.cancelled_caught:
                     break
         if is_last:
-            await spool.after_save()
+            await spool.after_save(())
         else:
             os.close(tx_end)
         os.close(rx_end)
@@ -118,7 +118,7 @@ class Machine:
                 self.saved.setdefault(chunk.stream.stream_id, []).append(chunk)
             del sent[:many]
             if is_last or self.rng.random() < 0.8:  # else: the crash comes between the commit and the deletion
-                await spool.after_save()
+                await spool.after_save(())
 
 
 INPUTS = st.lists(

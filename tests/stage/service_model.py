@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 import trio
+from anyio.streams.memory import MemoryObjectReceiveStream
 from trio.testing import MockClock
 
 from shipper.config.settings import DeliverySettings
@@ -20,7 +21,7 @@ from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import Answer
-from shipper.model.records import Batch, Refusal, Span, Stream
+from shipper.model.records import Batch, Refusal, Settled, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials
 
@@ -170,8 +171,6 @@ class Delivery:
             gate=self.gate,
             credentials=self.credentials,
             settings=settings,
-            settle=lambda batch: self.settled.update(_numbers(batch)),
-            reject=self._reject,
             counts=self.counts,
             skew=ClockSkew(),
             rng=rng,
@@ -180,10 +179,15 @@ class Delivery:
         )
         self._senders = [Sender(_Endpoint(service, index), shared, index) for index in range(settings.senders)]  # type: ignore[arg-type]
 
-    def _reject(self, batch: Batch, refusal: Refusal) -> None:
-        (number,) = _numbers(batch)
-        assert number not in self.refused
-        self.refused[number] = refusal
+    async def _settle(self, settled_rx: MemoryObjectReceiveStream[Settled]) -> None:
+        with settled_rx:
+            async for settled in settled_rx:
+                if settled.accepted is not None:
+                    self.settled.update(_numbers(settled.accepted))
+                for batch, refusal in settled.refused:
+                    (number,) = _numbers(batch)
+                    assert number not in self.refused
+                    self.refused[number] = refusal
 
     async def deliver(self, batches: Sequence[Batch]) -> None:
         """Deliver all batches, in order of their sending; every event must be settled once."""
@@ -195,10 +199,12 @@ class Delivery:
 
     async def _run(self, batches: Sequence[Batch]) -> None:
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](0)
+        settled_tx, settled_rx = anyio.create_memory_object_stream[Settled](len(self._senders))
         async with anyio.create_task_group() as group:
-            with batches_rx:
+            group.start_soon(self._settle, settled_rx)
+            with batches_rx, settled_tx:
                 for sender in self._senders:
-                    group.start_soon(sender.run, batches_rx.clone())
+                    group.start_soon(sender.run, batches_rx.clone(), settled_tx.clone())
             async with batches_tx:
                 for batch in batches:
                     await batches_tx.send(batch)

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import structlog
 
-from shipper.model.records import Backlog, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, Summary
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
@@ -51,7 +51,8 @@ class Streams:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
 
     def checkpoints(self) -> dict[int, int]:
         return {number: stream.checkpoint for number, stream in self.streams.items()}
@@ -260,7 +261,7 @@ async def test_what_was_left_behind_a_full_store_is_not_passed_when_room_comes_l
     with tx, rx, anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(run)
-            await until(lambda: pipeline._saver.full_since is not None)
+            await until(lambda: pipeline._settlement.full_since is not None)
             await anyio.sleep(0.05)  # until a chunk waits
             tx.send_nowait(signal.SIGTERM)
     (summary,) = summaries
@@ -282,7 +283,7 @@ async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold
     store._dead_letter_max_bytes = 1 << 30
     store.save([checkpoint(*(rejection(number) for number in range(1000)), stream_id=7)], NOW_S - 31 * days)
     store.save([checkpoint(rejection(), stream_id=7, end=200)], NOW_S - 29 * days)
-    monkeypatch.setattr("shipper.pipeline.saver._EXPIRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr("shipper.pipeline.settlement._EXPIRY_INTERVAL_S", 0.01)
     true_expire = store.expire
     has_started = threading.Event()
     counts: list[int] = []
@@ -307,11 +308,11 @@ async def test_expired_letters_go_when_two_looks_a_day_apart_found_them_and_hold
             group.start_soon(pipeline.run)
             await until(lambda: counts and store.totals().accepted == 50)
             assert len(store.letters.ids(EVERYTHING)) == 1001, "a day has not passed"
-            pipeline._saver._wall_time = lambda: NOW_S + 1 * days - 1
+            pipeline._settlement._wall_time = lambda: NOW_S + 1 * days - 1
             looks = len(counts)
             await until(lambda: len(counts) > looks + 2)
             assert len(store.letters.ids(EVERYTHING)) == 1001
-            pipeline._saver._wall_time = lambda: NOW_S + 1 * days + 1
+            pipeline._settlement._wall_time = lambda: NOW_S + 1 * days + 1
             await until(lambda: told(logs, "dead_letters_expired"))
             assert store.letters.ids(EVERYTHING) == [1001]
             group.cancel_scope.cancel()

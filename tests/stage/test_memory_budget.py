@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -14,9 +14,9 @@ import pytest
 
 from shipper.config.settings import RecordsSettings
 from shipper.model.errors import StateUnwritableError
-from shipper.model.records import Backlog, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, Summary, settlement
-from shipper.state.acks import weight
+from shipper.pipeline.acks import weight
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
@@ -71,7 +71,8 @@ class Records:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
 
 
 @pytest.fixture
@@ -114,8 +115,8 @@ def held_in_memory(pipeline: Pipeline) -> int:
     """Add up what the open spans and the unsaved checkpoints really hold, of what may be much."""
     held = pipeline._settlement
     spans = [span for spans in held.acks._open.values() for span in spans]
-    rejections = [each for part in (*spans, *held.saver._unsaved) for each in part.rejections]
-    keys = sum(len(part.ledger) for part in (*spans, *held.saver._unsaved))
+    rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
+    keys = sum(len(part.ledger) for part in (*spans, *held._unsaved))
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
     waiting = [event for events in pipeline._middle._packer._batcher._waiting.values() for event in events]
     lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
@@ -191,7 +192,7 @@ async def test_what_cannot_be_saved_is_bounded_in_bytes_even_while_saves_go_on_f
     source = Records(refused)
     pipeline = make(source, [], store_=store_, interval_s=0.05)
     summary = await assert_waits_within_the_budget(
-        pipeline, source, store_.open, is_obstructed=lambda: pipeline._saver.obstacle.reason
+        pipeline, source, store_.open, is_obstructed=lambda: pipeline._settlement.obstacle.reason
     )
     assert (summary.outcome, summary.pending) == ("finished", 0)
     assert store.totals().dead_lettered == (CHUNKS - GOOD_CHUNKS) * RECORDS_PER_CHUNK
@@ -233,7 +234,7 @@ async def test_much_that_is_settled_is_saved_before_the_interval_has_passed(
     with anyio.fail_after(60):
         summary: Summary = await pipeline.run()
     assert summary.accepted == CHUNKS * RECORDS_PER_CHUNK
-    assert pipeline._saver.commits > 3
+    assert pipeline._settlement.commits > 3
     assert sum(row.accepted for row in read_ledger(store._path.parent)) == summary.accepted
 
 

@@ -21,7 +21,7 @@ from shipper.config.settings import (
     StateSettings,
 )
 from shipper.model.errors import StateError
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.state.store import Saved
 from tests.fakes import ScriptedEndpoint
@@ -77,7 +77,8 @@ class ListSource:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
 
 
 def lines(count: int) -> list[bytes]:

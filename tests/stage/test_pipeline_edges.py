@@ -24,7 +24,7 @@ from shipper.config.settings import (
     StateSettings,
 )
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Backlog, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.sources.identity import StreamBook
@@ -86,7 +86,8 @@ class Lines:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ import pytest
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import BatchSettings, DeliverySettings, EndpointSettings, Settings, StateSettings
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.model.records import Backlog, Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, Summary
 from shipper.state.store import Store
 from tests.fakes import answer
@@ -78,7 +78,8 @@ class GrowingFile:
     def backlog(self) -> Backlog:
         return Backlog()
 
-    async def after_save(self) -> None: ...
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
 
 
 class Outage:
@@ -102,7 +103,7 @@ class Outage:
             state=StateSettings(commit_interval_seconds=10),  # half a second would be most of the work of an hour
         )
         self.most_unsettled = 0
-        monkeypatch.setattr("shipper.pipeline.saver.run_sync", at_once)
+        monkeypatch.setattr("shipper.pipeline.settlement.run_sync", at_once)
         monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
 
     def begin(self) -> Pipeline:

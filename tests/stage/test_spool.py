@@ -106,18 +106,18 @@ async def test_segments_go_when_their_checkpoint_has_passed_their_end_and_not_be
     spool = bench.spool()
     await bench.run(spool)
     before = bench.segments()
-    await spool.after_save()
+    await spool.after_save(())
     assert bench.segments() == before, "nothing is settled yet"
     last = {chunk.stream.stream_id: chunk for chunk in bench.chunks}
     first_id, *rest = sorted(last)
     last[first_id].stream.marker = Marker(last[first_id].end_offset - 1)
     for stream_id in rest:
         last[stream_id].stream.marker = Marker(last[stream_id].end_offset)
-    await spool.after_save()
+    await spool.after_save(())
     assert bench.segments() == before[:1]
     assert sorted(bench.forgotten) == rest
     last[first_id].stream.marker = Marker(last[first_id].end_offset)
-    await spool.after_save()
+    await spool.after_save(())
     assert (bench.segments(), spool.spooled_bytes) == ([], 0)
 
 
@@ -174,7 +174,7 @@ async def test_reading_waits_when_the_spool_is_full_until_something_is_settled(b
             async for chunk in rx:
                 got += len(chunk.data)
                 chunk.stream.marker = Marker(chunk.end_offset)
-                await spool.after_save()
+                await spool.after_save(())
                 if got == written:
                     break
     assert got == written

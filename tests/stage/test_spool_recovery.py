@@ -56,8 +56,8 @@ class Bench:
             async for chunk in rx:
                 data += chunk.data
                 chunk.stream.move_checkpoint(chunk.end_offset, chunk.data[-64:])
-                await spool.after_save()
-        await spool.after_save()
+                await spool.after_save(())
+        await spool.after_save(())
         return data
 
     def names(self) -> list[str]:
@@ -152,7 +152,7 @@ async def test_a_full_spool_goes_on_when_the_last_chunk_of_a_segment_is_settled_
             chunk = await rx.receive()
             assert chunk.data == b"%d\n" % number
             chunk.stream.move_checkpoint(chunk.end_offset, chunk.data)
-            await spool.after_save()
+            await spool.after_save(())
         os.close(tx_end)
         assert [chunk async for chunk in rx] == []
     os.close(rx_end)

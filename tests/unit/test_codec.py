@@ -330,7 +330,7 @@ def test_what_repeats_an_accepted_event_id_is_a_duplicate():
     told: list[str] = []
     codec = Codec(strict_records(10), max_record_bytes=LIMIT, on_duplicate=lambda event_id, *_: told.append(event_id))
     (first,) = encode(b"\n".join([L1, L2]) + b"\n", codec=codec)
-    codec.accept(first.span, range(2))
+    codec.window.accept_events(first.span, range(2))
     (again,) = encode(b"\n".join([line(3), L2, L1]) + b"\n", codec=codec)
     assert good_lines([again]) == [line(3)]
     assert (again.span.duplicates, again.waits) == (2, 0)
@@ -351,8 +351,7 @@ def test_a_refused_record_does_not_make_its_correction_a_duplicate():
     encode(line(1, IP="999.0.0.1") + b"\n", codec=codec)
     (first,) = encode(L1 + b"\n", codec=codec)
     assert (good_lines([first]), first.waits) == ([L1], 0)
-    codec.refuse(first.span, first.event_ids[0])
-    codec.release(first.event_ids[0])
+    codec.window.refuse_event(first.span, first.event_ids[0])
     assert first.span.keys == b""
     (again,) = encode(L1 + b"\n", codec=codec)
     assert (good_lines([again]), again.waits) == ([L1], 0)
@@ -365,7 +364,7 @@ def test_an_empty_event_id_is_no_id():
     for duplicates in range(2):
         (piece,) = encode(b"\n".join([*nameless, L1]) + b"\n", codec=codec)
         assert (good_lines([piece])[:5], piece.waits, piece.span.duplicates) == (nameless, 0, duplicates)
-        codec.accept(piece.span, range(len(piece.event_ids)))
+        codec.window.accept_events(piece.span, range(len(piece.event_ids)))
 
 
 def test_without_a_window_nothing_is_a_duplicate():

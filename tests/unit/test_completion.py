@@ -38,9 +38,9 @@ async def test_a_file_is_put_away_once_though_a_save_comes_beside_the_end_of_the
         for chunk in [rx.receive_nowait() for _ in paths]:
             chunk.stream.move_checkpoint(chunk.end_offset, b"")
         async with anyio.create_task_group() as group:
-            group.start_soon(source.after_save)
+            group.start_soon(source.after_save, ())
             await anyio.to_thread.run_sync(has_begun.wait)
-            group.start_soon(source.after_save)
+            group.start_soon(source.after_save, ())
             await anyio.wait_all_tasks_blocked()
             may_end.set()
     assert [Path(stream.path) for stream in put_away] == paths

@@ -15,10 +15,10 @@ import pytest
 from shipper.config.settings import load_settings
 from shipper.model.errors import StateError
 from shipper.model.framing import CsvRows
-from shipper.model.records import Checkpoint, Chunk, Rejection, Stream
+from shipper.model.records import Checkpoint, Chunk, Rejection, ReplayStream, Stream
 from shipper.pipeline.erasure import Erasure
+from shipper.sources.replay import Replay
 from shipper.state.letters import EVERYTHING, Letters, Selection, open_letters
-from shipper.state.replay import Replay, ReplayStream
 from shipper.state.schema import LETTER_OVERHEAD_BYTES, consumer_id_of
 from shipper.state.store import Store
 from tests.cases import each

@@ -78,8 +78,8 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
     """Make what makes the source, once the lock is held."""
 
     def source(state: OpenState) -> Source:
+        from shipper.sources.replay import Replay
         from shipper.state.letters import open_letters
-        from shipper.state.replay import Replay
 
         letters = open_letters(settings.state.directory)
         assert letters is not None, "the store has just made it"
@@ -112,7 +112,8 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
 def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> int:
     """Run letters through the codec; adds words about those that fail, by rule, and returns how many are good."""
     from shipper.codec import Codec, latest_timestamp
-    from shipper.state.replay import Replay, ReplayStream
+    from shipper.model.records import ReplayStream
+    from shipper.sources.replay import Replay
 
     codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
     latest = latest_timestamp(time.time(), settings.records.max_future_seconds)

@@ -8,12 +8,13 @@ prefix, and only what lies before it is handed to the store.
 from __future__ import annotations
 
 from bisect import insort
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
 from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
+from shipper.state.ledger import added
 
 # What lies in memory, estimated in bytes. Measured: 300 for a ledger key with its strings and its place in a dict,
 # 330 for a dead letter beside its bytes, 1,500 for a span with its marker.
@@ -235,19 +236,3 @@ def _merge(spans: list[Span]) -> Checkpoint:
         repeated=added(span.repeated for span in spans),
         keys=b"".join(span.keys for span in spans),
     )
-
-
-def added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Counter[LedgerKey]:
-    """Add counts up."""
-    total: Counter[LedgerKey] = Counter()
-    for ledger in ledgers:
-        add_to(total, ledger)
-    return total
-
-
-def add_to(total: Counter[LedgerKey], counts: Mapping[LedgerKey, int]) -> None:
-    """Add counts to a total."""
-    if total.keys().isdisjoint(counts):
-        dict.update(total, counts)  # far cheaper, if they are many
-    else:
-        total.update(counts)

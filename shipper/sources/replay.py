@@ -8,42 +8,28 @@ to do.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, Protocol
 
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
 
 from shipper.model.framing import LINES, csv_rows
-from shipper.model.records import Backlog, Chunk, Stream
-from shipper.state.letters import Letters
+from shipper.model.records import Backlog, Checkpoint, Chunk, ReplayStream
 
 _CHUNK_BYTES: Final = 1 << 20
 # Not 0: three bytes at the start of a stream may be a byte-order mark, which is no part of a record.
 _START_OFFSET: Final = 1
 
 
-class ReplayStream(Stream, kw_only=True):
-    """
-    Dead letters one behind the other, and which stands where.
+class Letters(Protocol):
+    """Dead letters that can be read; closed when all are sent."""
 
-    Attributes:
-        letter_ids: In the order of the stream.
-        starts: The offset of each.
-    """
+    def content(self, letter_id: int) -> tuple[bytes, bytes] | None:
+        """Read the header and the bytes of a letter; None if it is gone."""
 
-    letter_ids: list[int]
-    starts: list[int]
-
-    def letters_in(self, start_offset: int, end_offset: int) -> list[int]:
-        """Name the letters that begin in a stretch, end exclusive."""
-        return self.letter_ids[bisect_left(self.starts, start_offset) : bisect_left(self.starts, end_offset)]
-
-    def letter_at(self, offset: int) -> int:
-        """Name the letter that covers an offset."""
-        return self.letter_ids[bisect_right(self.starts, offset) - 1]
+    def close(self) -> None: ...
 
 
 class Replay:
@@ -83,8 +69,8 @@ class Replay:
             self._letters.close()
         self.is_exhausted = True
 
-    async def after_save(self) -> None:
-        """Nothing is kept that could go now; the store has deleted the letters."""
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Keep no checkpoint: the store has deleted the letters."""
 
     def chunks(self) -> Iterator[Chunk]:
         """Cut the letters into chunks of about 1 MiB; blocks."""
@@ -117,9 +103,9 @@ class Replay:
     def _contents(self) -> Iterator[tuple[bytes, int, bytes]]:
         """Yield header, id and record of each letter that is still there."""
         for letter_id in self._letter_ids:
-            content = self._letters.content(letter_id)
-            if content is not None:
-                yield content.header, letter_id, content.raw
+            if (content := self._letters.content(letter_id)) is not None:
+                header, raw = content
+                yield header, letter_id, raw
 
 
 def _chunk(stream: ReplayStream, data: bytes) -> Chunk:
