@@ -98,11 +98,7 @@ class Packer:
                     stream = chunk.stream
                     with noted(Piece("validate", stream.path, stream.key, chunk.start_offset, chunk.end_offset)):
                         await self._pack(chunk, batches_tx)
-            while self._batcher.due_at is not None or self._batcher.waiting_ids:
-                if self._batcher.due_at is None:
-                    await self._settlement.until_progress()
-                    self._look_at_answers()
-                await self._flush(batches_tx)
+            await self._empty(batches_tx)
 
     async def _next_chunk(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> Chunk | None:
         """Wait for a chunk; None = the open batch has lingered, or there is an answer that events may wait for."""
@@ -153,8 +149,7 @@ class Packer:
                 continue
             if encoded.span.rejections and (halt := await self._halt(encoded)):
                 self._codec.forget(encoded)  # it is looked at once more
-                while self._batcher.due_at is not None:
-                    await self._flush(batches_tx)
+                await self._empty(batches_tx)
                 await self._hold.wait(halt)
                 latest = self._latest()
                 continue
@@ -197,6 +192,17 @@ class Packer:
         if records and halt is None:
             self._brake.trust_the_clock()
         return halt
+
+    async def _empty(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
+        """Send all that is packed, and what becomes of the events that wait for an answer."""
+        while True:
+            self._look_at_answers()
+            if self._batcher.due_at is not None:
+                await self._flush(batches_tx)
+            elif self._batcher.waiting_ids:
+                await self._settlement.until_progress()
+            else:
+                return
 
     async def _flush(self, batches_tx: MemoryObjectSendStream[Batch]) -> None:
         batch = self._batcher.take()

@@ -1,0 +1,151 @@
+"""A record with the EventId of one whose answer is not there waits for that answer, whatever the packer does then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pytest
+
+from shipper.delivery.verdicts import Answer
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.pipeline import Pipeline, settlement
+from shipper.state.store import Store
+from tests.fakes import OK, answer
+from tests.stage.test_pipeline_edges import NOW_S, settings
+from tests.unit.test_codec import line
+
+REFUSED = answer(400)
+OF_ONE = b"".join(line(1, ConsumerID=consumer) + b"\n" for consumer in range(1, 5))
+OTHER = line(2, ConsumerID=9) + b"\n"
+
+
+class Fed:
+    """A source of the chunks that a test gives it, until it is closed."""
+
+    is_exhausted = False
+
+    def __init__(self, *chunks: bytes, is_open: bool) -> None:
+        self.chunks = chunks
+        self.closed = anyio.Event()
+        self.stream = Stream(stream_id=1, kind="file", path="x")
+        if not is_open:
+            self.closed.set()
+
+    async def run(self, chunks_tx: Any) -> None:
+        offset = 0
+        for data in self.chunks:
+            end = offset + len(data)
+            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
+            offset = end
+        await self.closed.wait()
+        self.is_exhausted = True
+
+    def backlog(self) -> Backlog:
+        return Backlog()
+
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        move_checkpoints(saved)
+
+
+class Service:
+    """Answers the first request only when it is told to, with the next of its answers, and then with 202."""
+
+    certificate_expires_at = None
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.asked = anyio.Event()
+        self.go = anyio.Event()
+        self.consumers: list[list[int]] = []
+
+    async def request(self, method: str, path: str, body: bytes = b"", **_: Any) -> Answer:
+        self.consumers.append([event["ConsumerID"] for event in msgspec.json.decode(body)["events"]])
+        self.asked.set()
+        await self.go.wait()
+        await anyio.lowlevel.checkpoint()
+        return self.answers.pop(0) if self.answers else OK
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
+    store = Store(tmp_path)
+
+    def make(source: Fed, service: Service) -> Pipeline:
+        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: service)
+        made = settings(senders=2, batch_linger_seconds=0.0, batch_max_events=1)
+        return Pipeline(made, source, store, is_one_shot=True, wall_time=lambda: NOW_S, rng=Random(1))
+
+    yield make
+    found = store.totals()
+    assert found.read == found.accepted + found.dead_lettered + found.duplicates
+    store.close()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.002)
+
+
+async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pipeline:
+    """Ship; the first answer comes once all is read, and, if the input stays open, all is settled before it ends."""
+    source = Fed(*chunks, is_open=is_open)
+    pipeline: Pipeline = make(source, service)
+    records = sum(chunk.count(b"\n") for chunk in chunks)
+    async with anyio.create_task_group() as group:
+        group.start_soon(pipeline.run)
+        await service.asked.wait()
+        await until(lambda: pipeline.totals.read == records)
+        assert pipeline.totals.pending == records
+        service.go.set()
+        if is_open:
+            await until(lambda: not pipeline.totals.pending)
+            source.closed.set()
+    assert source.stream.checkpoint == sum(map(len, chunks))
+    return pipeline
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make: Any, is_open: bool):
+    service = Service(OK)
+    pipeline = await ship(make, service, OF_ONE, is_open=is_open)
+    assert service.consumers == [[1]]
+    assert (pipeline.totals.accepted, pipeline.totals.duplicates) == (1, 3)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_after_a_refusal_the_next_one_is_sent_and_the_others_wait_for_its_answer(make: Any, is_open: bool):
+    service = Service(REFUSED, REFUSED, OK)
+    pipeline = await ship(make, service, OF_ONE, is_open=is_open)
+    assert service.consumers == [[1], [2], [3]], "in their order"
+    totals = pipeline.totals
+    assert (totals.accepted, totals.dead_lettered, totals.duplicates) == (1, 2, 1)
+
+
+async def test_a_later_record_does_not_pass_the_one_that_waits(make: Any):
+    service = Service(REFUSED, OK)
+    middle = len(OF_ONE) // 2
+    pipeline = await ship(make, service, OF_ONE[:middle], OTHER, OF_ONE[middle:], is_open=True)
+    sent = [consumer for consumers in service.consumers for consumer in consumers if consumer != 9]
+    assert sent == [1, 2]
+    assert (pipeline.totals.accepted, pipeline.totals.dead_lettered, pipeline.totals.duplicates) == (2, 1, 2)
+
+
+async def test_what_waits_may_take_all_the_room_there_is(make: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(settlement, "MAX_HELD_BYTES", 4_000)
+    service = Service(OK)
+    source = Fed(OF_ONE, OTHER, is_open=False)
+    pipeline = make(source, service)
+    async with anyio.create_task_group() as group:
+        group.start_soon(pipeline.run)
+        await service.asked.wait()
+        await until(lambda: pipeline.totals.read == 2)
+        service.go.set()
+    assert (pipeline.totals.accepted, pipeline.totals.duplicates) == (2, 3)
