@@ -59,8 +59,8 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
     Make the command line.
 
     Args:
-        arguments: What it will be called with. If they begin with a command it gets that one alone, as loading all of
-            them takes a seventh of the start.
+        arguments: What it will be called with. If they begin with a command, or with --version, it gets that one alone
+            or none, as loading all of them takes a third of the start.
     """
     app = typer.Typer(
         name="shipper",
@@ -72,7 +72,8 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_main)
-    for name in [name for name in arguments[:1] if name in _COMMANDS] or _COMMANDS:
+    first = arguments[0] if arguments else ""
+    for name in [first] if first in _COMMANDS else () if first == "--version" else _COMMANDS:
         command = resolve_name(_COMMANDS[name])
         if isinstance(command, typer.Typer):
             app.add_typer(command)

@@ -45,7 +45,8 @@ def check(
         bool, typer.Option("--online", help="Go the way to the service, too; nothing is written.")
     ] = False,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="ENDPOINT", help="intake or report; else both, if configured.")
+        Literal["intake", "report"] | None,
+        typer.Option("--only", metavar="ENDPOINT", help="intake or report; else both, if configured."),
     ] = None,
     account: Annotated[
         int | None, typer.Option("--account", min=1, metavar="N", help="Whose report of yesterday is asked for.")
@@ -62,8 +63,6 @@ def check(
 
     Example: shipper check --online
     """
-    if only not in {None, *_SECTIONS}:
-        raise typer.BadParameter(f"{only!r} is no endpoint; there are: intake, report", param_hint="--only")
     load_http_client()
     findings = _Findings(is_json=json)
     with reader_may_leave():

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, date, datetime, timedelta
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
@@ -165,6 +166,31 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
 
     gc.freeze()  # what is loaded by now stays: no collection has to look at it again
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def parsed_time(text: str, *, is_end: bool = False, now: float | None = None) -> float:
+    """
+    Parse a time: ISO 8601, UTC unless it names another zone.
+
+    Args:
+        is_end: Whether a date alone means its end instead of its beginning.
+        now: What the word `now` means; None = it is no time.
+    Returns:
+        Seconds since the epoch.
+    Raises:
+        typer.BadParameter: It is no time.
+    """
+    if text == "now" and now is not None:
+        return now
+    try:
+        try:
+            moment = datetime.combine(date.fromisoformat(text) + timedelta(days=is_end), datetime.min.time())
+        except ValueError:
+            moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        example = f"2026-11-01 (its {'end' if is_end else 'beginning'}, UTC){'' if now is None else ' or now'}"
+        raise typer.BadParameter(f"{text!r} is no time, such as 2026-11-01T12:30:00Z or {example}") from None
 
 
 def in_columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> str:

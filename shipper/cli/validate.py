@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -37,7 +37,7 @@ _SHAPE_CHARACTERS = 60
 @with_settings_options
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...|-", help="Files, globs or folders; - for stdin.")],
-    form: Annotated[str, typer.Option("--format", metavar="FORM", help="text or json.")] = "text",
+    form: Annotated[Literal["text", "json"], typer.Option("--format", help="The output format.")] = "text",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -50,8 +50,6 @@ def validate(
 
     Example: shipper validate exports/*.ndjson
     """
-    if form not in {"text", "json"}:
-        raise typer.BadParameter(f"{form!r} is no format; there are: text, json", param_hint="--format")
     settings = prepare(options)
     check = _Check(settings)
     for path in paths:

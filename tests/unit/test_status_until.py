@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import typer
 
-from shipper.cli.status import _moment_of
+from shipper.cli.common import parsed_time
 from shipper.cli.status.rendering import answer
 from shipper.status.overview import SpoolState, UnreachableInput
 from shipper.status.snapshot import Snapshot
@@ -28,13 +28,13 @@ from tests.unit.test_status import FORBIDDEN, NOW, live, look, stream
     ],
 )
 def test_a_time_is_read_as_utc_and_a_date_as_its_end(text: str, seconds: float):
-    assert _moment_of(text, NOW) == seconds
+    assert parsed_time(text, is_end=True, now=NOW) == seconds
 
 
 @each("text", ["", "14:00", "yesterday", "2026-13-01", "2026-10-20T25:00Z", "9999-12-31", "1e9", "NOW"])
 def test_what_is_no_time_is_refused_with_examples(text: str):
     with pytest.raises(typer.BadParameter, match="is no time, such as 2026-11-01T12:30:00Z"):
-        _moment_of(text, NOW)
+        parsed_time(text, is_end=True, now=NOW)
 
 
 def test_everything_is_delivered_if_each_input_and_the_spool_is_up_to_then():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -41,10 +41,11 @@ def show_list(
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
-    delivery: DeliveryOption = "",
+    delivery: DeliveryOption = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")] = 20,
     form: Annotated[
-        str, typer.Option("--format", metavar="FORM", help="text, or json: one object per line, without the record.")
+        Literal["text", "json"],
+        typer.Option("--format", metavar="FORM", help="text, or json: one object per line, without the record."),
     ] = "text",
     *,
     options: SettingsOptions,
@@ -54,8 +55,6 @@ def show_list(
 
     Example: shipper dead-letters list --reason ip --since 2026-11-01
     """
-    if form not in {"text", "json"}:
-        raise typer.BadParameter(f"{form!r} is not a format; there are: text, json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(options)
     with opened(settings) as letters:
@@ -104,7 +103,7 @@ def export(
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
-    delivery: DeliveryOption = "",
+    delivery: DeliveryOption = None,
     *,
     options: SettingsOptions,
 ) -> None:

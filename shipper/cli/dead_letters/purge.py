@@ -34,7 +34,7 @@ def purge(
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
-    delivery: DeliveryOption = "",
+    delivery: DeliveryOption = None,
     older_than: Annotated[
         float | None, typer.Option("--older-than", min=0, metavar="DAYS", help="Only those refused more than DAYS ago.")
     ] = None,

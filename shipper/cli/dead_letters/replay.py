@@ -20,7 +20,7 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
     tell_not_whole,
 )
-from shipper.cli.ship import SummaryOption, checked_form, ship
+from shipper.cli.shipping import SummaryOption, ship
 from shipper.config.settings import Settings
 from shipper.model.errors import StateInUseError
 
@@ -37,7 +37,7 @@ def replay(
     reason: ReasonOption = "",
     since: SinceOption = "",
     path: PathOption = "",
-    delivery: DeliveryOption = "",
+    delivery: DeliveryOption = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Send at most N.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent and what would fail.")] = False,
     summary: SummaryOption = "text",
@@ -53,8 +53,7 @@ def replay(
 
     Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
     """
-    form = checked_form(summary)
-    if dry_run and form == "json":
+    if dry_run and summary == "json":
         raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
@@ -63,7 +62,7 @@ def replay(
     from shipper.state.directory import holder_of
 
     try:
-        code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), is_one_shot=True, form=form)
+        code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), form=summary)
     except StateInUseError as error:
         raise StateInUseError(
             f"{settings.state.directory} is in use by the shipper whose dead letters they are (process "

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from shipper.cli.common import say
+from shipper.cli.common import parsed_time, say
 from shipper.config.settings import Settings
 from shipper.model.records import DeliveryClass
 
@@ -24,7 +23,7 @@ SinceOption = Annotated[
 ]
 PathOption = Annotated[str, typer.Option("--path", metavar="GLOB", help="Only those from matching inputs.")]
 DeliveryOption = Annotated[
-    str,
+    DeliveryClass | None,
     typer.Option(
         "--delivery",
         metavar="CLASS",
@@ -36,7 +35,11 @@ _DAY_S = 86_400.0
 
 
 def selection_of(
-    reason: str = "", since: str = "", path: str = "", delivery: str = "", older_than: float | None = None
+    reason: str = "",
+    since: str = "",
+    path: str = "",
+    delivery: DeliveryClass | None = None,
+    older_than: float | None = None,
 ) -> Selection:
     """
     Parse the filters of a command line; without any, all letters are selected.
@@ -48,24 +51,13 @@ def selection_of(
     """
     from shipper.state.letters import Selection
 
-    if delivery and delivery not in get_args(DeliveryClass):
-        raise typer.BadParameter(f"{delivery!r} is not a class; there are: {', '.join(get_args(DeliveryClass))}")
     return Selection(
         rule=reason,
-        since_s=_seconds(since) if since else None,
+        since_s=parsed_time(since) if since else None,
         before_s=None if older_than is None else time.time() - older_than * _DAY_S,
         path=path,
-        delivery=delivery,
+        delivery=delivery or "",
     )
-
-
-def _seconds(text: str) -> float:
-    """Read a date or date-time; what names no zone is UTC."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time, such as 2026-11-01 or 2026-11-01T12:30:00Z") from None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 @contextmanager

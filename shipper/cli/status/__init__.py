@@ -6,7 +6,6 @@ import os
 import shlex
 import time
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -15,6 +14,7 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    parsed_time,
     plain,
     prepare,
     reader_may_leave,
@@ -73,7 +73,7 @@ def status(
             watch(look, interval_s, shell_options, (lambda seen: _as_json(seen, limit)) if json else None)
             return
         seen = look()
-        moment = _moment_of(until, seen.at) if until else None
+        moment = parsed_time(until, is_end=True, now=seen.at) if until else None
         if moment is None:
             lines = [_as_json(seen, limit)] if json else report(seen, settings.state.directory, shell_options, limit)
         elif json:
@@ -83,29 +83,6 @@ def status(
         print("\n".join(lines), flush=True)
         if moment is not None and not seen.is_delivered(moment):
             raise typer.Exit(_EXIT_NOT_YET)
-
-
-def _moment_of(text: str, now: float) -> float:
-    """
-    Parse a time: ISO 8601, UTC unless it names another zone; a date alone is its end; or `now`.
-
-    Returns:
-        Seconds since the epoch.
-    Raises:
-        typer.BadParameter: It is none.
-    """
-    if text == "now":
-        return now
-    try:
-        try:
-            whole = datetime.combine(date.fromisoformat(text) + timedelta(days=1), datetime.min.time(), UTC)
-        except ValueError:
-            whole = datetime.fromisoformat(text)
-        return (whole if whole.tzinfo else whole.replace(tzinfo=UTC)).timestamp()
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text!r} is no time, such as 2026-11-01T12:30:00Z, 2026-11-01 (its end, UTC) or now"
-        ) from None
 
 
 def _as_json(seen: Snapshot, limit: int | None, **answer: object) -> str:

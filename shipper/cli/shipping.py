@@ -1,0 +1,223 @@
+"""A run of a pipeline in the state directory, for `run`, `pipe`, `backfill` and `dead-letters replay`; its summary."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import msgspec
+import structlog
+import typer
+
+from shipper.cli import load_http_client
+from shipper.cli.common import on_one_line, print_json, reader_may_leave, run_async, say, several
+from shipper.cli.signals import STOP_SIGNALS, received_signals
+from shipper.config.settings import Settings
+from shipper.model.records import shown
+from shipper.status.logs import is_json
+from shipper.system.memory import keep_memory_released
+
+if TYPE_CHECKING:
+    from shipper.pipeline import Pipeline, Source, Summary
+    from shipper.pipeline.opening import OpenState
+    from shipper.sources.once import FilesOnce, ReadBefore
+    from shipper.sources.spool import Spool
+    from shipper.status.board import Board
+    from shipper.status.live import Live
+
+log = structlog.get_logger("cli")
+
+SummaryForm = Literal["text", "json"]
+SummaryOption = Annotated[
+    SummaryForm, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
+]
+
+_REDRAW_S = 0.2
+
+
+def ship(
+    command: str,
+    settings: Settings,
+    make_source: Callable[[OpenState], Source],
+    *,
+    is_one_shot: bool = True,
+    form: SummaryForm = "text",
+    listen: str = "",
+    reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
+    workers: int = 1,
+) -> int:
+    """
+    Run a pipeline in the state directory and print the summary.
+
+    Args:
+        make_source: Called once this process holds the state directory.
+        listen: The admin address; empty = none.
+        reload: For SIGHUP: what reads the settings, and what applies those that are no business of the pipeline.
+        workers: Processes that share the work; 1 = this one does it.
+    Returns:
+        The exit code.
+    Raises:
+        StateInUseError: Another process holds the directory.
+    """
+    import anyio
+
+    load_http_client()
+    from shipper.cli.showing import showing
+    from shipper.pipeline import Pipeline, Reloading, Workers
+    from shipper.pipeline.opening import opened_state
+    from shipper.sources.joined import Joined
+    from shipper.sources.once import FilesOnce
+    from shipper.sources.spool import Spool
+
+    with (
+        opened_state(settings) as state,
+        showing(listen, state.directory, state.stuck, hosts=settings.admin.hosts) as shown,
+    ):
+        youngest_letter = state.store.letters.youngest_id()
+        source = make_source(state)
+        files = source if isinstance(source, FilesOnce) else None
+        if not isinstance(source, Spool) and state.has_spool:
+            # An earlier `pipe` has left something; there may never be another one.
+            source = Joined([spool_of(settings, state), source])
+
+        async def run_pipeline() -> tuple[Summary, dict[str, int]]:
+            notifier = shown.notifier
+            pipeline = Pipeline(
+                settings,
+                source,
+                state.store,
+                is_one_shot=is_one_shot,
+                wall_time=time.time,
+                rng=Random(),
+                command=command,
+                publish=shown.publish,
+                reloading=Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None,
+                workers=Workers(workers, (sys.executable, "-m", "shipper.cli.worker")) if workers > 1 else None,
+                suspects=state.stuck.suspects,
+            )
+            signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
+            async with anyio.create_task_group() as side:
+                side.start_soon(shown.file.keep_written)
+                side.start_soon(keep_memory_released)
+                if files is not None and sys.stderr.isatty():
+                    side.start_soon(_draw_progress, files, pipeline, shown.board)
+                summary = await pipeline.run(signals)
+                side.cancel_scope.cancel()
+            return summary, pipeline.dead_letter_reasons
+
+        summary, reasons = run_async(run_pipeline)
+        before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
+        if before and youngest_letter and not summary.message:
+            kept = state.store.letters.count_by_stream(youngest_letter)
+            if left := sum(kept.get(each.stream.stream_id, 0) for each in before):
+                summary = msgspec.structs.replace(summary, message=_left_before(before, left))
+    if command == "run" and is_json(settings.log.format):
+        log.info("ended", **msgspec.structs.asdict(summary))  # such a log holds nothing but JSON
+        return summary.exit_code(is_one_shot=is_one_shot)
+    if form == "json":
+        with reader_may_leave():
+            print_json(msgspec.json.encode(summary))
+    else:
+        say(_in_words(summary, reasons, settings.state.directory))
+    if summary.message:
+        say(f"shipper: {on_one_line(summary.message)}")
+    elif before and not summary.read and form == "text":
+        say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
+    return summary.exit_code(is_one_shot=is_one_shot)
+
+
+def spool_of(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:
+    """Open the spool; without a descriptor of standard input, to deliver what an earlier run left in it."""
+    from shipper.sources.reader import input_form
+
+    return state.spool(
+        settings,
+        descriptor,
+        wall_time=time.time,
+        form=input_form(settings),
+        give_up_after_s=settings.delivery.give_up_after_seconds,
+    )
+
+
+# Progress ---------------------------------------------------------------------------------------------------------
+
+
+async def _draw_progress(source: FilesOnce, pipeline: Pipeline, board: Board) -> None:
+    """Keep a progress bar on stderr: bytes settled of all, events accepted, rate, time left, and why it halts."""
+    import anyio
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[accepted]:,} accepted, {task.fields[rate]:,.0f}/s"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[halt]}", markup=False),
+    )
+    started_at = anyio.current_time()
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
+        task = progress.add_task("", total=source.total_bytes, accepted=0, rate=0.0, halt="")
+        while True:
+            try:
+                await anyio.sleep(_REDRAW_S)
+            finally:  # once more at the end
+                accepted = pipeline.totals.accepted
+                rate = accepted / max(anyio.current_time() - started_at, 1e-9)
+                settled = source.total_bytes - source.backlog().lag_bytes
+                halt = _halt(board.live)
+                progress.update(task, completed=settled, accepted=accepted, rate=rate, halt=halt, refresh=True)
+
+
+def _halt(live: Live | None) -> str:
+    """Return why a run halts, when it gives up, and what Ctrl-C does; empty while it goes on."""
+    if live is None:
+        return ""
+    parts = [f"paused: {on_one_line(pause.message).partition('; ')[0]}" for pause in live.pauses[:1]]
+    if live.phase == "draining":
+        return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
+    if not parts:
+        return ""
+    ends = [pause.gives_up_at for pause in live.pauses if pause.gives_up_at is not None]
+    at = [f"gives up at {time.strftime('%H:%M:%S', time.localtime(min(ends)))}"] if ends else []
+    return "; ".join([*parts, *at, "Ctrl-C keeps what is pending"])
+
+
+# Summary ----------------------------------------------------------------------------------------------------------
+
+
+def _in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
+    rate = summary.accepted / summary.seconds if summary.seconds else 0.0
+    lines = [
+        f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
+        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s, {rate:,.0f} events/s"
+    ]
+    if summary.dead_lettered:
+        by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
+        lines.append(
+            f"{summary.dead_lettered:,} refused and kept as dead letters in {state}/state.db: {by_rule}; "
+            "look at them with: shipper dead-letters list"
+        )
+    if summary.duplicates:
+        lines.append(f"{summary.duplicates:,} skipped: their EventId was accepted before")
+    if summary.pending:
+        lines.append(f"{summary.pending:,} pending: they are sent when the same command runs again")
+    return "\n".join(lines)
+
+
+def _left_before(files: Sequence[ReadBefore], letters: int) -> str:
+    whose = "its" if len(files) == 1 else "their"
+    are = "is a dead letter" if letters == 1 else "are dead letters"
+    return f"{_read_before(files)}; {letters:,} of {whose} records {are}: shipper dead-letters replay"
+
+
+def _read_before(files: Sequence[ReadBefore]) -> str:
+    in_part = any(each.has_grown for each in files)
+    if len(files) == 1:
+        return f"{on_one_line(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
+    return f"{len(files):,} files were read {'in part or ' if in_part else ''}to their ends before"
