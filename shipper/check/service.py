@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from collections.abc import Callable
 from random import Random
-from typing import Final
+from typing import Any, Final, Literal
 
 import anyio
 from msgspec import Struct
 
-from shipper.check.reach import Reach, Result
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.connection import Connection, Reached, Server, server_at
 from shipper.delivery.credentials import (
     SKEW_TOLD_S,
     Authorization,
@@ -22,22 +23,19 @@ from shipper.delivery.credentials import (
     credentials_of,
 )
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent
+from shipper.delivery.tls import words
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.status.units import span
+from shipper.system.addresses import is_address, is_loopback
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
 _NO_ROUTE: Final = {"not_found", "redirect", "html_answer"}
-# The steps to which it belongs that there was no answer.
-_STEPS: Final = {
-    "name_lookup": "dns",
-    "unknown_host": "dns",
-    "connect_error": "connect",
-    "connect_timeout": "connect",
-    "proxy": "connect",
-    "tls": "tls",
-}
+_CERTIFICATE_NOTE_DAYS: Final = 21
+_NAMES_SHOWN: Final = 3
+
+Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
 
 
 class Item(Struct, frozen=True):
@@ -110,17 +108,73 @@ class Checkup:
     def _tell(self, result: Result, step: str, what: str) -> None:
         self._tell_item(Item(result, f"{self._section}:{step}", what))
 
+    # The way there ----------------------------------------------------------------------------------------------------
+
     async def reach(self) -> bool:
-        """Look at name, connection and TLS; tells whether a request makes sense."""
-        reach = Reach(
-            self._endpoint,
-            self._delivery,
-            section=self._section,
-            tell=self._tell,
-            now=self._now,
-            wall_time=self._wall_time,
-        )
-        return await reach.look()
+        """Look the name up, connect, and agree on TLS; returns whether a request makes sense."""
+        server = server_at(self._endpoint.base_url)
+        if not await self._look_up(server):
+            return False
+        try:
+            connection = Connection(
+                self._endpoint.base_url, self._endpoint, self._delivery, section=self._section, ssl_context=None
+            )
+        except ConfigError as error:
+            self._tell("fail", "connect" if "proxy" in error.key else "tls", str(error))
+            return False
+        try:
+            self._tell_reached(await connection.connect(), server)
+            self._tell_tls(await connection.secure(), server)
+        except NoAnswerError as error:
+            is_unreachable = error.step == "connect" and error.cause != "proxy" and not error.is_tls
+            advice = f"; check {self._section}.base_url, and firewalls on the way" if is_unreachable else ""
+            self._tell("fail", error.step, f"{error}{advice}")
+            return False
+        finally:
+            await connection.aclose()
+        return True
+
+    async def _look_up(self, server: Server) -> bool:
+        """Look the name up, which the connection does by itself: here, all addresses are told."""
+        host = server.host
+        if self._endpoint.proxy is not None:
+            self._tell("ok", "dns", f"{host} is not looked up here: that is the proxy's work")
+            return True
+        if is_address(host):
+            self._tell("ok", "dns", f"{host} is an address, and no name to be looked up")
+            return True
+        limit_s = self._delivery.connect_timeout_seconds
+        try:
+            with anyio.fail_after(limit_s):
+                found = await anyio.getaddrinfo(host, server.port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            why = words(error) if isinstance(error, OSError) else "no name looks like that"
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {limit_s:g} s"
+            advice = f"check {self._section}.base_url, and how this machine looks names up"
+            self._tell("fail", "dns", f"{host} is not found: {why}; {advice}")
+            return False
+        self._tell("ok", "dns", f"{host} is {', '.join(dict.fromkeys(str(address[0]) for *_, address in found))}")
+        return True
+
+    def _tell_reached(self, reached: Reached, server: Server) -> None:
+        took = f"{1000 * reached.seconds:.0f} ms"
+        if self._endpoint.proxy is None:
+            self._tell("ok", "connect", f"IPv{6 if ':' in reached.address else 4} in {took}")
+            return
+        leads_on = f", and leads on to {server.host}, port {server.port}" if server.is_tls else ""
+        self._tell("ok", "connect", f"the proxy {self._endpoint.proxy} is reachable, in {took}{leads_on}")
+
+    def _tell_tls(self, tls: ssl.SSLObject | None, server: Server) -> None:
+        if tls is None:
+            is_here = is_loopback(server.host)
+            what = "none: base_url begins with http://" + ("" if is_here else ", so key and token go in clear text")
+            self._tell("ok" if is_here else "note", "tls", what)
+            return
+        result, certificate = certificate_words(tls.getpeercert(), self._wall_time())
+        self._tell(result, "tls", f"{(tls.version() or '').replace('v', ' ')}; {certificate}")
+
+    # The request ------------------------------------------------------------------------------------------------------
 
     async def ask(self, probe: Probe | None) -> None:
         """
@@ -195,7 +249,7 @@ class Checkup:
                 max_answer_bytes=_ANSWER_BYTES,
             )
         except NoAnswerError as error:
-            self._tell("fail", _STEPS.get(error.cause, "service"), str(error))
+            self._tell("fail", error.step, str(error))
             return None
         wall_time = self._wall_time()
         self._date = answer.date
@@ -300,3 +354,20 @@ def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]
     left_s = expires_at - wall_time
     left = span(abs(left_s))
     return ("ok", f"; it expires in {left}") if left_s > 0 else ("note", f"; it has expired {left} ago")
+
+
+def certificate_words(certificate: Any, wall_time: float) -> tuple[Result, str]:
+    """
+    Describe whose a certificate is, by whom, and until when.
+
+    Args:
+        certificate: In the form of `SSLSocket.getpeercert`.
+        wall_time: Seconds since the epoch.
+    """
+    subject, issuer = ({kind: value for ((kind, value), *_) in certificate.get(of, ())} for of in ("subject", "issuer"))
+    names = [value for _, value in certificate.get("subjectAltName", ())] or [subject.get("commonName", "nobody")]
+    shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+    by = issuer.get("organizationName") or issuer.get("commonName") or "an authority without a name"
+    days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - wall_time) // 86_400)
+    what = f"the certificate is for {shown}, by {by}, and expires in {days} days"
+    return ("ok", what) if days >= _CERTIFICATE_NOTE_DAYS else ("note", f"{what}: it has to be renewed there")

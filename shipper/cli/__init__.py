@@ -26,7 +26,7 @@ from shipper.system.work import pieces
 # have next to no cycles, and looking for them as often as by default costs a fifth of the start.
 _GC_THRESHOLDS: Final = (100_000, 20, 20)
 _PR_SET_DUMPABLE: Final = 4
-_EXTRAS: Final = ("rich", "pygments", "click", "trio")
+_EXTRAS: Final = ("rich",)
 
 
 def _load_bare(*libraries: str) -> None:
@@ -92,11 +92,6 @@ def prepare_process() -> None:
     _open_standard_descriptors()
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
     _load_bare("structlog")
-
-
-def load_http_client() -> None:
-    """Load what requests are sent with; to be called before anything else does it."""
-    _load_bare("httpcore", "httpx")
 
 
 def main() -> NoReturn:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import typer
 
-from shipper.cli import load_http_client
 from shipper.cli.common import (
     SettingsOptions,
     plain,
@@ -31,8 +30,7 @@ from shipper.status.logs import configure_logs
 from shipper.system.permissions import obstacle, whose
 
 if TYPE_CHECKING:
-    from shipper.check.reach import Result
-    from shipper.check.service import Checkup, Item, Probe
+    from shipper.check.service import Checkup, Item, Probe, Result
 
 _SECTIONS: Final[tuple[Literal["intake", "report"], ...]] = ("intake", "report")
 _WIDTH: Final = len("intake.client_certificate")
@@ -63,7 +61,6 @@ def check(
 
     Example: shipper check --online
     """
-    load_http_client()
     findings = _Findings(is_json=json)
     with reader_may_leave():
         settings = _settings(findings, options)

@@ -14,7 +14,6 @@ import msgspec
 import structlog
 import typer
 
-from shipper.cli import load_http_client
 from shipper.cli.common import on_one_line, print_json, reader_may_leave, run_async, say, several
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
@@ -66,7 +65,6 @@ def ship(
     """
     import anyio
 
-    load_http_client()
     from shipper.cli.showing import showing
     from shipper.pipeline import Pipeline, Reloading, Workers
     from shipper.pipeline.opening import opened_state

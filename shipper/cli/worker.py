@@ -13,7 +13,7 @@ import time
 from random import Random
 from typing import TYPE_CHECKING
 
-from shipper.cli import load_http_client, prepare_process
+from shipper.cli import prepare_process
 
 if TYPE_CHECKING:
     from shipper.config.settings import Settings
@@ -24,7 +24,6 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prepare_process()
-    load_http_client()
     import anyio
 
     from shipper.cli.common import run_async

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Final, NamedTuple
 
@@ -13,11 +12,10 @@ import structlog
 
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings, EndpointSettings
-from shipper.delivery.endpoint import post_form
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_cache import TokenCache
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
-from shipper.delivery.verdicts import Action
+from shipper.delivery.verdicts import Action, Answer
 from shipper.delivery.waits import epoch_s
 
 __all__ = [
@@ -188,7 +186,14 @@ def credentials_of(
     rng: Random,
 ) -> Credentials:
     """Make the credentials of an endpoint whose tokens come the way its requests go; arguments and errors as above."""
-    post = partial(post_form, endpoint=endpoint, delivery=delivery, ssl_context=ssl_context, section=section)
+
+    async def post(url: str, fields: dict[str, str]) -> Answer:
+        from shipper.delivery.forms import post_form  # needed by some
+
+        return await post_form(
+            url, fields, endpoint=endpoint, delivery=delivery, ssl_context=ssl_context, section=section
+        )
+
     return Credentials(endpoint, section=section, post_form=post, now=now, wall_time=wall_time, rng=rng)
 
 

@@ -7,29 +7,26 @@ import ssl
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlencode
 
 import anyio
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
-from shipper.delivery.connection import Connection, parsed_url
-from shipper.delivery.http import Message
+from shipper.delivery.connection import Connection
 from shipper.delivery.no_answer import NoAnswerError
-from shipper.delivery.tls import make_ssl_context, without_client_certificate
+from shipper.delivery.tls import make_ssl_context
 from shipper.delivery.verdicts import Answer
 from shipper.model.version import __version__
 
 if TYPE_CHECKING:
     from shipper.delivery.credentials import Authorization
 
-__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "new_traceparent", "post_form"]
+__all__ = ["Endpoint", "NoAnswerError", "compressed", "make_ssl_context", "new_traceparent"]
 
 # Below the four minutes after which a gateway's load balancer silently forgets an idle connection.
 _IDLE_S: Final = 60.0
-_FORM_LIMIT_S: Final = 30.0
-_FORM_ANSWER_BYTES: Final = 65_536
-_AGENT: Final = (b"User-Agent", f"shipper/{__version__}".encode())
+USER_AGENT: Final = f"shipper/{__version__}"
 _REQUEST_IDS: Final = (b"x-ms-request-id", b"x-request-id", b"request-id")
+_FIELD: Final = re.compile(r"[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?")  # a value of a header
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
@@ -42,7 +39,7 @@ class Endpoint:
         ssl_context: From `make_ssl_context`.
         now: Seconds on a clock that does not jump.
     Raises:
-        ConfigError: The address is none, or the proxy's password cannot be had.
+        ConfigError: The proxy's password cannot be had.
     """
 
     def __init__(
@@ -56,7 +53,6 @@ class Endpoint:
     ) -> None:
         self._connection = Connection(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
         self._base_url = endpoint.base_url
-        self._host = parsed_url(endpoint.base_url, key=f"{section}.base_url").netloc
         self._authorization: Authorization | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._max_age_s = delivery.connection_max_age_seconds
@@ -96,7 +92,6 @@ class Endpoint:
         if authorization != self._authorization:
             self._headers = self._headers_with(authorization)
             self._authorization = authorization
-            self._connection.distrust_headers()
         headers = self._headers.copy()
         if body or method == "POST":
             headers.append((b"Content-Length", b"%d" % len(body)))
@@ -105,22 +100,34 @@ class Endpoint:
         if encoding:
             headers.append((b"Content-Encoding", encoding.encode("ascii")))
         await self._renew()
-        url = self._base_url + path
         try:
-            return _answer(
-                await self._connection.exchange(method, url, headers, body, max_answer_bytes=max_answer_bytes)
+            message = await self._connection.exchange(
+                method, path.encode("ascii"), headers, body, max_answer_bytes=max_answer_bytes
             )
         finally:
             self._used_at = self._now()
+        return answer_of(message.status, message.headers, message.body)
 
     def _headers_with(self, authorization: Authorization) -> list[tuple[bytes, bytes]]:
+        """
+        Put together what all requests with an authorization have in common.
+
+        Raises:
+            NoAnswerError: No header can carry the token or key.
+        """
+        if not all(map(_FIELD.fullmatch, authorization)):
+            raise NoAnswerError(
+                "local_protocol_error",
+                f"the request to {self._base_url} is none that HTTP allows; look at the token and the subscription key",
+                was_sent=False,
+            )
         return [
-            (b"Host", self._host),
+            (b"Host", self._connection.netloc),
             (b"Content-Type", b"application/json"),
             (b"Cache-Control", b"no-cache"),
             (b"Authorization", b"Bearer " + authorization.token.encode("latin-1")),
             (b"Ocp-Apim-Subscription-Key", authorization.subscription_key.encode("latin-1")),
-            _AGENT,
+            (b"User-Agent", USER_AGENT.encode()),
         ]
 
     async def _renew(self) -> None:
@@ -136,47 +143,6 @@ class Endpoint:
         await self._connection.aclose()
 
 
-async def post_form(
-    url: str,
-    fields: Mapping[str, str],
-    *,
-    endpoint: EndpointSettings,
-    delivery: DeliverySettings,
-    ssl_context: ssl.SSLContext | None,
-    section: str = "intake",
-) -> Answer:
-    """
-    Post a form to a token endpoint, over a connection of its own; a client's certificate is for the service alone.
-
-    Args:
-        url: Its scheme may be another one than the endpoint's.
-        endpoint: The proxy and the authorities; not the address.
-        ssl_context: From `make_ssl_context`.
-    Returns:
-        An answer with up to 64 KiB of the body.
-    Raises:
-        NoAnswerError: As for a request; after 30 s at most.
-        ConfigError: The address is none, or the authorities or a password cannot be used.
-    """
-    if endpoint.client_certificate is not None:
-        endpoint, ssl_context = without_client_certificate(endpoint), None  # one of its own is made for the connection
-    body = urlencode(fields).encode()
-    headers = [
-        (b"Host", parsed_url(url, key=f"{section}.oauth2.token_url").netloc),
-        (b"Content-Type", b"application/x-www-form-urlencoded"),
-        (b"Accept", b"application/json"),
-        (b"Content-Length", b"%d" % len(body)),
-        _AGENT,
-    ]
-    connection = Connection(
-        url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_FORM_LIMIT_S, is_service=False
-    )
-    try:
-        return _answer(await connection.exchange("POST", url, headers, body, max_answer_bytes=_FORM_ANSWER_BYTES))
-    finally:
-        await connection.aclose()
-
-
 def compressed(body: bytes) -> bytes:
     """Compress a body with gzip, as fast as possible; the same body always gives the same bytes."""
     from isal import igzip  # needed by few
@@ -189,14 +155,15 @@ def new_traceparent(rng: Random) -> str:
     return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"
 
 
-def _answer(message: Message) -> Answer:
-    headers = {name: value.decode("latin-1") for name, value in message.headers.items()}
-    request_id = next((headers[name] for name in _REQUEST_IDS if name in headers), "")
+def answer_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Answer:
+    """Pick from an answer what is of use; the names of headers are in lower case."""
+    texts = {name: value.decode("latin-1") for name, value in headers.items()}
+    request_id = next((texts[name] for name in _REQUEST_IDS if name in texts), "")
     return Answer(
-        status=message.status,
-        content_type=headers.get(b"content-type", "").partition(";")[0].strip().lower(),
-        retry_after=headers.get(b"retry-after", ""),
-        body=message.body,
-        date=headers.get(b"date", ""),
+        status=status,
+        content_type=texts.get(b"content-type", "").partition(";")[0].strip().lower(),
+        retry_after=texts.get(b"retry-after", ""),
+        body=body,
+        date=texts.get(b"date", ""),
         request_id=request_id if _REQUEST_ID.fullmatch(request_id) else "",
     )

@@ -17,8 +17,13 @@ from shipper.config.settings import EndpointSettings
 from shipper.model.errors import ConfigError
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-# The verification's codes for a chain that ends with no authority that is trusted here.
-_UNKNOWN_ISSUER: Final = {18, 19, 20, 21}
+# By the codes of the verification: a chain that ends with no authority that is trusted here, a certificate that is not
+# for now, and one of another host.
+_WAYS_OUT: Final = (
+    ({18, 19, 20, 21}, "; see {}.ca_bundle"),
+    ({9, 10}, "; it has to be renewed there, unless it is this machine's clock that is wrong"),
+    ({62, 64}, "; check the host in {}.base_url"),
+)
 _NO_COMMON_VERSION: Final = re.compile(r"PROTOCOL_VERSION|UNSUPPORTED_PROTOCOL")
 _CLIENT_REFUSED: Final = re.compile(r"ALERT_(?:\w*CERTIFICATE\w*|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)$")
 _for_proxies: Final[WeakKeyDictionary[ssl.SSLContext, ssl.SSLContext]] = WeakKeyDictionary()
@@ -133,7 +138,7 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str, *, is_
     """
     for error in errors:
         if isinstance(error, ssl.SSLCertVerificationError):
-            way_out = f"; see {section}.ca_bundle" if error.verify_code in _UNKNOWN_ISSUER else ""
+            way_out = next((way_out for codes, way_out in _WAYS_OUT if error.verify_code in codes), "").format(section)
             return f"the certificate of {peer} is not accepted: {error.verify_message.rstrip('.')}{way_out}"
         if isinstance(error, ssl.SSLError) and _CLIENT_REFUSED.search(error.reason or ""):
             way_out = f"see {section}.client_certificate" if is_service else "only the service is shown a certificate"

@@ -12,6 +12,7 @@ from shipper.model.errors import ConfigError
 
 _HOST_NAME_LENGTH: Final = 262  # with a port
 _HOST_NAME: Final = r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
+_DOTTED_QUAD: Final = re.compile(r"\d+\.\d+\.\d+\.\d+", re.ASCII)
 _HOST: Final = re.compile(rf"(?:\[(?P<literal>[0-9A-Fa-f:.]+)\]|(?P<name>{_HOST_NAME}))(?::[0-9]{{1,5}})?", re.ASCII)
 
 
@@ -56,6 +57,7 @@ def _split(written: str, *, key: str, allow_plaintext: bool) -> SplitResult:
     try:
         url = urlsplit(written)
         host, _ = url.hostname, url.port
+        ascii_host(host or "")
     except ValueError as exc:
         raise _wrong(f"{written!r}: {exc}", key) from None
     if url.scheme not in ("http", "https"):
@@ -132,6 +134,22 @@ def host_of(header: str) -> str | None:
     if found is None:
         return None
     return found["literal"] or found["name"].lower().removesuffix(".")
+
+
+def ascii_host(host: str) -> str:
+    """
+    Return a host as it goes over the wire.
+
+    Raises:
+        ValueError: It looks like an IP address and is none, or is a name that cannot be written in ASCII.
+    """
+    if not host.isascii():
+        import idna  # needed by few
+
+        return idna.encode(host, uts46=True).decode()
+    if ":" in host or _DOTTED_QUAD.fullmatch(host):
+        ipaddress.ip_address(host)
+    return host
 
 
 def is_address(host: str) -> bool:

@@ -10,14 +10,14 @@ from decimal import Decimal
 from typing import Any, Final, cast
 from zlib import crc32
 
-import httpcore
 from msgspec.structs import replace
 
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
-from shipper.delivery.http import _Answer
+from shipper.delivery.connection import AnswerParser
+from shipper.delivery.no_answer import HttpError
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import NoTokenError
 from shipper.delivery.verdicts import Answer, judge
@@ -101,7 +101,7 @@ def _answered(data: bytes, status: int) -> None:
 
 def _received(data: bytes) -> None:
     """Read an answer from a connection that has carried one before."""
-    answer = _Answer()
+    answer = AnswerParser()
     for start in range(0, len(data), _PIECES_OF_PIPE):
         answer.feed(data[start : start + _PIECES_OF_PIPE])
 
@@ -175,7 +175,7 @@ _READERS: Final[tuple[Callable[[bytes], object], ...]] = (
 
 def _cost_s(read: Callable[[bytes], object], data: bytes) -> float:
     started = time.process_time()
-    with suppress(ValueError, RecursionError, ShipperError, NoTokenError, httpcore.RemoteProtocolError):
+    with suppress(ValueError, RecursionError, ShipperError, NoTokenError, HttpError):
         read(data)  # it is no text, for a reader that is given nothing else
     return time.process_time() - started
 

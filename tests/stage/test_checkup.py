@@ -16,8 +16,7 @@ import trio
 import trustme
 from trio.testing import MockClock
 
-from shipper.check.reach import certificate_words
-from shipper.check.service import EMPTY_BATCH, Checkup, Item, Probe, life_words
+from shipper.check.service import EMPTY_BATCH, Checkup, Item, Probe, certificate_words, life_words
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from tests.cases import each
@@ -193,7 +192,7 @@ class Chatterer(Listener):
     ("kind", "words"),
     [
         (Refuser, "refuses the way to https://127.0.0.1:9 with status 403; see intake.proxy"),
-        (Greeter, "refuses the way"),
+        (Greeter, "what came is not HTTP; see intake.proxy"),
         (Door, "cannot be used: "),
         (Mute, "within 0.3 s"),
         (Chatterer, "what came is not HTTP; see intake.proxy"),
@@ -253,11 +252,11 @@ V4, V6 = socket.AF_INET, socket.AF_INET6
 
 
 def resolve_to(monkeypatch: pytest.MonkeyPatch, *found: tuple[int, str]) -> None:
-    async def getaddrinfo(host: object, port: int, **_: object) -> list[Any]:
-        assert host == "intake.example.com"
+    def getaddrinfo(host: object, port: object, *_: object, **__: object) -> list[Any]:
+        assert host in {"intake.example.com", b"intake.example.com"}
         return [(family, socket.SOCK_STREAM, 6, "", (address, port)) for family, address in found]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
 
 
 @pytest.mark.parametrize(
@@ -265,18 +264,19 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch, *found: tuple[int, str]) -> None
     [
         ([(V4, "127.0.0.1")], ["ok dns", "ok connect"], "IPv4 in "),
         ([(V4, "127.0.0.2"), (V4, "127.0.0.1"), (V4, "127.0.0.1")], ["ok dns", "ok connect"], "IPv4 in "),
-        ([(V6, "::1"), (V4, "127.0.0.1")], ["ok dns", "note connect"], "IPv6: cannot connect to http://intake"),
-        ([(V6, "::1"), (V4, "127.0.0.2")], ["ok dns", "fail connect"], "IPv4: cannot connect to http://intake"),
+        ([(V6, "::1"), (V4, "127.0.0.1")], ["ok dns", "ok connect"], "IPv4 in "),
+        ([(V6, "::1"), (V4, "127.0.0.2")], ["ok dns", "fail connect"], "cannot connect to http://intake"),
     ],
     ids=["one", "the second", "one family", "none"],
 )
-async def test_each_family_of_addresses_is_tried(
+async def test_all_addresses_are_told_and_tried(
     monkeypatch: pytest.MonkeyPatch, found: list[tuple[int, str]], results: list[str], words: str
 ):
-    resolve_to(monkeypatch, *found)
     is_reached = results[1] != "fail connect"
     with Origin() as origin:
-        items = await look(f"http://intake.example.com:{origin.port}")
+        with monkeypatch.context() as patched:
+            resolve_to(patched, *found)
+            items = await look(f"http://intake.example.com:{origin.port}")
         with anyio.fail_after(10):
             while origin.accepted < is_reached:
                 await anyio.sleep(0.001)
@@ -303,18 +303,18 @@ def test_a_step_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch):
         await anyio.sleep_forever()
 
     async def main() -> None:
-        monkeypatch.setattr(anyio, "getaddrinfo", never)
-        items = await look("http://intake.example.com")
+        with monkeypatch.context() as patched:
+            patched.setattr(anyio, "getaddrinfo", never)
+            items = await look("http://intake.example.com")
         assert short(items) == ["fail dns"]
         assert "no answer within 5 s" in items[0].what
         assert anyio.current_time() == pytest.approx(began_at + 5)
 
-        resolve_to(monkeypatch, (V6, "::1"), (V4, "127.0.0.1"))
         monkeypatch.setattr(anyio, "connect_tcp", never)
-        items = await look("http://intake.example.com")
+        items = await look("http://127.0.0.1")
         assert short(items) == ["ok dns", "fail connect"]
-        assert items[1].what.count("nothing within 5 s") == 2
-        assert anyio.current_time() == pytest.approx(began_at + 15)
+        assert "nothing within 5 s" in items[1].what
+        assert anyio.current_time() == pytest.approx(began_at + 10)
 
     async def timed() -> None:
         nonlocal began_at

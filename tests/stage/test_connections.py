@@ -28,9 +28,9 @@ from cryptography.hazmat.primitives.serialization import (
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
-from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context, post_form
-from shipper.delivery.no_answer import Way, no_answer
-from shipper.delivery.progress import Progress
+from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
+from shipper.delivery.forms import post_form
+from shipper.delivery.no_answer import Progress, Stage, Way, no_answer
 from shipper.delivery.verdicts import Answer
 from shipper.model.errors import ConfigError
 from shipper.model.version import __version__
@@ -239,12 +239,10 @@ def test_a_client_certificate_that_the_server_does_not_know_is_a_fault_of_the_se
 
 @pytest.mark.parametrize("is_reused", [False, True])
 def test_only_on_a_new_connection_a_refused_client_has_certainly_sent_nothing(is_reused: bool):
-    progress = Progress(has_proxy=False)
-    progress.begin()
-    progress.is_reused = is_reused
+    progress = Progress(Stage.ANSWER, is_reused=is_reused)
     alert = ssl.SSLError(1, "tlsv13 alert certificate required")
     alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
-    error = no_answer("read_error", alert, Way("https://127.0.0.1:9", "", "intake", 1, 1), progress)
+    error = no_answer(alert, Way("https://127.0.0.1:9", "", "intake", 1, 1), progress)
     assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
 
 
@@ -940,7 +938,7 @@ async def test_an_answer_to_a_form_is_read_up_to_64_kib():
 
 
 async def test_a_form_waits_for_an_answer_no_longer_than_its_limit(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("shipper.delivery.endpoint._FORM_LIMIT_S", 0.2)
+    monkeypatch.setattr("shipper.delivery.forms._LIMIT_S", 0.2)
     with Origin(stall) as origin:
         with pytest.raises(NoAnswerError, match=r"within 0\.2 s") as caught:
             await send_form(origin.url)

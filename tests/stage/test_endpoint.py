@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import httpx
 import msgspec
 import pytest
 
@@ -20,7 +19,6 @@ from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.delivery.verdicts import Answer
-from shipper.model.errors import ConfigError
 from shipper.model.version import __version__
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 
@@ -323,18 +321,21 @@ async def test_nobody_there_is_a_connect_error():
 
 
 async def test_a_connection_that_is_closed_as_it_is_opened_is_a_connect_error(monkeypatch: pytest.MonkeyPatch):
-    class Transport:
-        """Does what httpx does if the event loop has taken the socket away before httpcore looks at it."""
+    class Closed(anyio.abc.SocketStream):
+        """A stream whose socket the event loop has taken away."""
 
-        async def handle_async_request(self, request: httpx.Request) -> None:
-            await request.extensions["trace"]("connection.connect_tcp.started", {})
-            await request.extensions["trace"]("connection.connect_tcp.complete", {"return_value": None})
-            None.getpeername  # type: ignore[attr-defined]  # noqa: B018
+        @property
+        def extra_attributes(self) -> Any:
+            return None.getpeername()  # type: ignore[attr-defined]
 
-        async def aclose(self) -> None:
-            pass
+        async def aclose(self) -> None: ...
 
-    monkeypatch.setattr("shipper.delivery.connection.Connection._new_transport", lambda _: Transport())
+    Closed.__abstractmethods__ = frozenset()
+
+    async def connect(*_: object) -> Closed:
+        return Closed()  # type: ignore[abstract]
+
+    monkeypatch.setattr(anyio, "connect_tcp", connect)
     async with endpoint("http://127.0.0.1:1") as used:
         error = await failure(used)
     assert (error.cause, error.was_sent) == ("connect_error", False)
@@ -383,11 +384,6 @@ async def test_an_answer_that_repeats_the_request_is_not_quoted():
             error = await failure(used)
     assert error.cause == "remote_protocol_error"
     assert "the-token" not in "".join(traceback.format_exception(error))
-
-
-def test_an_address_that_the_library_cannot_use_is_a_wrong_setting():
-    with pytest.raises(ConfigError, match=r"^report\.base_url: "):
-        Endpoint(EndpointSettings(base_url="https://1.2.3.999"), SETTINGS, section="report", ssl_context=None)
 
 
 def test_an_endpoint_shows_its_address_only():

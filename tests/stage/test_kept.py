@@ -1,4 +1,4 @@
-"""A later answer on a connection is read by another parser than the first one: both have to tell the same."""
+"""What a connection carries: the later answers tell what the first one tells, and what is no answer ends it."""
 
 from __future__ import annotations
 
@@ -114,15 +114,11 @@ async def test_what_follows_an_answer_is_not_taken_for_the_next_one():
     assert origin.accepted == 2
 
 
-async def test_where_the_strict_parser_fails_the_library_reads_from_then_on():
-    lenient = ACCEPTED.replace(b"\r\n", b"\n")
-    with Origin(lenient) as origin:
+async def test_lines_may_end_without_a_carriage_return():
+    with Origin(ACCEPTED.replace(b"\r\n", b"\n")) as origin:
         async with endpoint(origin.url) as used:
-            assert (await post(used)).status == 202
-            with pytest.raises(NoAnswerError, match="not HTTP"):
-                await post(used)
             assert [(await post(used)).status for _ in range(3)] == [202] * 3
-    assert origin.accepted == 2
+    assert origin.accepted == 1
 
 
 async def test_new_credentials_that_are_not_fit_for_a_header_do_not_reach_the_wire():

@@ -496,7 +496,7 @@ def test_token_endpoint_that_is_away_is_waited_for(virtual, monkeypatch: pytest.
         body = token("a-token").partition(b"\r\n\r\n")[2]
         return Answer(200, "application/json", "", body) if anyio.current_time() > 30 else answered(503)
 
-    monkeypatch.setattr("shipper.delivery.credentials.post_form", post_form)
+    monkeypatch.setattr("shipper.delivery.forms.post_form", post_form)
     oauth2 = OAuth2Settings(token_url="https://login.example.com/", client_id="x", client_secret=LiteralSecret("y"))
     model = Model()
     assert virtual(model, one, section={"token": None, "oauth2": oauth2}).report

@@ -18,14 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import httpcore
-
 import shipper
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
-from shipper.delivery.http import _Answer
+from shipper.delivery.connection import AnswerParser
+from shipper.delivery.no_answer import HttpError
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.parts import halves
 from shipper.delivery.token_sources import NoTokenError
@@ -176,7 +175,7 @@ def answered(status: int = 200) -> Callable[[bytes], object]:
 
 
 def received(data: bytes) -> None:
-    answer = _Answer()
+    answer = AnswerParser()
     for start in range(0, len(data), 16):
         answer.feed(data[start : start + 16])
 
@@ -409,7 +408,7 @@ def operations(run: Run) -> int:
     with Operations() as operations:
         found: object = None
         # It may be no text, for a reader that is given nothing else.
-        with suppress(ValueError, RecursionError, ShipperError, NoTokenError, httpcore.RemoteProtocolError):
+        with suppress(ValueError, RecursionError, ShipperError, NoTokenError, HttpError):
             found = run()
     return operations.count + (found if type(found) is int else 0)
 

@@ -76,9 +76,9 @@ def test_the_core_is_pure(path: Path):
     assert not {name.split(".")[0] for name in imports_of(path)} & NO_IO
 
 
-def test_the_http_library_stands_behind_the_connection():
+def test_the_http_library_is_used_in_one_place():
     users = {str(path.relative_to(ROOT)) for path in MODULES if {"httpx", "httpcore"} & imports_of(path)}
-    assert users == {"delivery/connection.py", "delivery/http.py", "delivery/progress.py"}
+    assert users == {"delivery/forms.py"}
 
 
 def test_only_the_command_line_reads_the_clock_of_the_wall():

@@ -12,7 +12,6 @@ from decimal import Decimal
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from shipper.cli import load_http_client
 from shipper.cli.common import say
 from shipper.config.settings import Settings, require_endpoint
 
@@ -36,7 +35,6 @@ def open_client(settings: Settings, *, concurrency: int = 1, rate: float = 0.0) 
     Raises:
         ConfigError: The endpoint is missing, or a secret, certificate or key cannot be used.
     """
-    load_http_client()
     from shipper.report.client import PATIENCE_S, ReportClient
 
     return ReportClient(
