@@ -498,8 +498,9 @@ def test_a_defect_shows_where_it_is_and_nothing_that_it_held(shipper: Shipper, s
     site = shipper.folder / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
-        "import httpx\n\nasync def handle(self, request):\n    return request.headers + request\n\n"
-        "httpx.AsyncHTTPTransport.handle_async_request = handle\n"
+        "from shipper.delivery.connection import Connection\n\n"
+        "async def exchange(self, request, *rest):\n    return request + self\n\n"
+        "Connection._exchange = exchange\n"
     )
     env = {**SECRETS, "PYTHONPATH": str(site)}
     running = shipper.start("backfill", canaries, "--log-level", "debug", env=env, check=False)
