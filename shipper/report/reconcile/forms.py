@@ -18,14 +18,13 @@ from shipper.report.exports import to_xlsx
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile.rows import Elsewhere, Reconciliation, Row, Zone
 from shipper.report.reconcile.words import (
-    NOT_COMPARED,
+    OF_OTHERS,
     STATUSES,
-    UNASSIGNED,
     Names,
     coverage,
     headlines,
+    left_out,
     remarks,
-    said_elsewhere,
     said_of,
     span_of,
     totals_of,
@@ -37,7 +36,6 @@ _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 _STYLES: Final = {"unexplained": "bold red", "explained": "", "provisional": "yellow", "agrees": "dim"}
 _TABLE_WIDTH: Final = 110  # of a terminal; the words need the room
 _FIGURES: Final = ("Accepted", "Reported", "Difference", "Dead\nletters")
-_OTHERS: Final = "of another account"
 COLUMNS: Final = (
     Column("account_id", "integer"),
     Column("period_start", "text"),
@@ -74,9 +72,11 @@ def flat_table(found: Reconciliation, *, shows_elsewhere: bool) -> FlatTable:
     Args:
         shows_elsewhere: Add what is of other accounts.
     """
-    rows = [*_compared(found), *_unassigned(found), *_holes(found)]
-    if shows_elsewhere:
-        rows += [_other(found, each, _OTHERS) for each in found.elsewhere if each.owner is not None]
+    rows = list(_compared(found))
+    for each in left_out(found, shows_elsewhere=shows_elsewhere):
+        brand, source = each.pair or (None, None)
+        place = (*_place(found.account, each.days), brand, None, source, None)
+        rows.append((*place, each.accepted, each.contested, *[None] * 8, each.why, each.words))
     whole = found.verdict, found.is_alarmed
     return FlatTable("reconciliation", COLUMNS, [(*row, *whole) for row in rows])
 
@@ -92,20 +92,6 @@ def _compared(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
         )
     for days in sorted({period.days for period in found.periods} - {row.days for row in found.rows}):
         yield *_place(found.account, days), *[None] * 4, 0, 0, *[None] * 8, "agrees", "nothing on either side"
-
-
-def _unassigned(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
-    return (_other(found, each, UNASSIGNED) for each in found.elsewhere if each.owner is None)
-
-
-def _other(found: Reconciliation, each: Elsewhere, status: str) -> tuple[Value, ...]:
-    place = (*_place(found.account, each.days), each.pair.brand, None, each.pair.source, None)
-    return *place, each.accepted, each.contested, *[None] * 8, status, said_elsewhere(each)
-
-
-def _holes(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
-    for hole in found.holes:
-        yield *_place(found.account, hole.days), *[None] * 4, hole.accepted, *[None] * 9, NOT_COMPARED, hole.reason
 
 
 def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool) -> bytes:
@@ -185,23 +171,22 @@ def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *
     console.print(Text(f"Account {found.account}  {names.account}", style="bold"))
     console.print(Text(f"Registrations of {span_of(found)}, in days of {found.days.name}\n"))
     is_calm = found.verdict in {"agree", "explained"} and not found.is_alarmed
-    for line in headlines(found):
-        console.print(Text(line, style="bold" if is_calm else "bold red"))
+    for headline in headlines(found):
+        console.print(Text(headline, style="bold" if is_calm else "bold red"))
     console.print()
     shown = [_line(row, names) for row in found.rows if shows_all or row.difference]
     agreeing = len(found.rows) - len(shown)
-    others = [each for each in found.elsewhere if shows_all or each.owner is None]
-    shown += [_line_elsewhere(each, names) for each in others]
-    shown += [
-        _Line((str(hole.days), "", ""), _accepted_alone(hole.accepted), f"{NOT_COMPARED}: {hole.reason}", "yellow")
-        for hole in found.holes
-    ]
+    for each in left_out(found, shows_elsewhere=shows_all):
+        is_others = each.why == OF_OTHERS
+        words = each.words if is_others else f"{each.why}: {each.words}"
+        accepted = [Text(f"{each.accepted:,}"), *[Text()] * (len(_FIGURES) - 1)]
+        shown.append(_Line(names.place(each.days, each.pair), accepted, words, "dim" if is_others else "yellow"))
     totals = totals_of(found.rows)
     figures = _figures(totals.accepted, totals.result, totals.adjustment, totals.difference, totals.dead_letters)
     shown.append(_Line((f"total{_mark(found)}", "", ""), figures, f"Verdict: {found.verdict}", "bold"))
     if console.width < _TABLE_WIDTH:
-        for each in shown:
-            console.print(_in_two_lines(each))
+        for line in shown:
+            console.print(_in_two_lines(line))
     else:
         console.print(_table(shown))
     if agreeing:
@@ -221,19 +206,7 @@ class _Line(NamedTuple):
 
 def _line(row: Row, names: Names) -> _Line:
     figures = _figures(row.accepted, row.result, row.adjustment, row.difference, row.dead_letters)
-    place = str(row.days), names.brand(row.pair), names.source(row.pair)
-    return _Line(place, figures, said_of(row) or row.status, _STYLES[row.status])
-
-
-def _line_elsewhere(each: Elsewhere, names: Names) -> _Line:
-    place = str(each.days), names.brand(each.pair), names.source(each.pair)
-    is_unassigned = each.owner is None
-    words = f"{UNASSIGNED}: {said_elsewhere(each)}" if is_unassigned else said_elsewhere(each)
-    return _Line(place, _accepted_alone(each.accepted), words, "yellow" if is_unassigned else "dim")
-
-
-def _accepted_alone(count: int) -> list[Text]:
-    return [Text(f"{count:,}"), *[Text()] * 3]
+    return _Line(names.place(row.days, row.pair), figures, said_of(row) or row.status, _STYLES[row.status])
 
 
 def _table(lines: Sequence[_Line]) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import groupby
 from typing import Final
@@ -10,13 +10,12 @@ from typing import Final
 from shipper.report.page.markup import Html, data, document, header, section, sub, table, tag
 from shipper.report.reconcile.rows import Reconciliation, Row
 from shipper.report.reconcile.words import (
-    NOT_COMPARED,
-    UNASSIGNED,
+    LeftOut,
     Names,
     coverage,
     headlines,
+    left_out,
     remarks,
-    said_elsewhere,
     said_of,
     span_of,
     totals_of,
@@ -54,8 +53,8 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
         section("Brands and marketing sources", _by_pair(found, names)),
         section("All periods", *_by_period(found, names)),
     ]
-    for title, each in _left_out(found, names, shows_all=shows_all):
-        sections.append(section(title, each))
+    for why, lines in groupby(left_out(found, shows_elsewhere=shows_all), key=lambda each: each.why):
+        sections.append(section(why.capitalize(), _left_out(lines, names, why)))
     said = [*remarks(found, shows_elsewhere=shows_all), *notes]
     footer = section("Notes", tag("ul", *(tag("li", each) for each in said))) if said else None
     title = f"Reconciliation: {names.account}"
@@ -120,7 +119,7 @@ def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = Fals
     lines = [
         tag(
             "tr",
-            *_names(str(row.days), names.brand(row.pair), names.source(row.pair)),
+            *_names(*names.place(row.days, row.pair)),
             *_figures(totals_of([row]), has_report=row.result is not None),
             tag("td", said_of(row) or row.status, class_="text said"),
             class_=f"source {row.status}",
@@ -131,33 +130,16 @@ def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = Fals
     return _table(heads, (*_FIGURES, "What explains it"), lines, title, is_bare=is_bare)
 
 
-def _left_out(found: Reconciliation, names: Names, *, shows_all: bool) -> Iterator[tuple[str, Html]]:
-    """List what was accepted and has no part in the figures, by why it has none."""
-    if found.holes:
-        lines = [(str(hole.days), "", "", hole.accepted, hole.reason) for hole in found.holes]
-        yield NOT_COMPARED.capitalize(), _accepted_alone(lines, NOT_COMPARED)
-    for title, others in {
-        UNASSIGNED.capitalize(): [each for each in found.elsewhere if each.owner is None],
-        "Of other accounts": [each for each in found.elsewhere if each.owner is not None and shows_all],
-    }.items():
-        if others:
-            lines = [
-                (str(each.days), names.brand(each.pair), names.source(each.pair), each.accepted, said_elsewhere(each))
-                for each in others
-            ]
-            yield title, _accepted_alone(lines, title)
-
-
-def _accepted_alone(lines: Iterable[tuple[str, str, str, int, str]], title: str) -> Html:
+def _left_out(lines: Iterable[LeftOut], names: Names, title: str) -> Html:
     rows = [
         tag(
             "tr",
-            *_names(*place),
-            tag("td", data(Decimal(accepted), f"{accepted:,}")),
-            tag("td", words, class_="text said"),
+            *_names(*names.place(each.days, each.pair)),
+            tag("td", data(Decimal(each.accepted), f"{each.accepted:,}")),
+            tag("td", each.words, class_="text said"),
             class_="source",
         )
-        for *place, accepted, words in lines
+        for each in lines
     ]
     return _table(("Period", "Brand", "Marketing source"), ("Accepted", "Why"), rows, title)
 

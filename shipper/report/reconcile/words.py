@@ -16,6 +16,7 @@ from shipper.report.wording import clean, named, number
 STATUSES: Final[tuple[Status, ...]] = ("agrees", "explained", "provisional", "unexplained")
 NOT_COMPARED: Final = "not compared"
 UNASSIGNED: Final = "unassigned"
+OF_OTHERS: Final = "of another account"
 _NO_MEDIA: Final = "no media"
 _CASES_SHOWN: Final = 10**9
 _NAMED_MAX: Final = 5  # marketing sources that a sentence names
@@ -59,6 +60,10 @@ class Names:
             for brand in period.report.brands:
                 self._brands[brand.id] = brand.name or ""
                 self._sources |= {Pair(brand.id, entry.id): entry.name or "" for entry in brand.marketing_sources}
+
+    def place(self, days: DateRange, pair: Pair | None) -> tuple[str, str, str]:
+        """Return period, brand and marketing source, each with number and name; empty = all."""
+        return str(days), self.brand(pair) if pair else "", self.source(pair) if pair else ""
 
     def brand_name(self, pair: Pair) -> str:
         return self._brands.get(pair.brand, "")
@@ -230,10 +235,44 @@ def findings(found: Reconciliation) -> Iterator[str]:
         yield said[0] + (f" (and {len(said) - 1:,} more)" if len(said) > 1 else "")
 
 
-def said_elsewhere(each: Elsewhere) -> str:
-    """Return whose the records are that are not the account's."""
-    contested = f"; {each.contested:,} of them contested" if each.contested else ""
-    return f"of account {each.owner}{contested}" if each.owner is not None else "no report has ever named this source"
+class LeftOut(NamedTuple):
+    """
+    Accepted records that have no part in the comparison.
+
+    Attributes:
+        pair: None = of all brands.
+        contested: How many of them another account claims, too; None = not counted.
+        why: One of `NOT_COMPARED`, `UNASSIGNED` and `OF_OTHERS`.
+        words: Why, for a reader.
+    """
+
+    days: DateRange
+    pair: Pair | None
+    accepted: int
+    contested: int | None
+    why: str
+    words: str
+
+
+def left_out(found: Reconciliation, *, shows_elsewhere: bool) -> list[LeftOut]:
+    """
+    List the accepted records that have no part in the comparison, by why they have none.
+
+    Args:
+        shows_elsewhere: Add what is of other accounts.
+    """
+    unassigned = [_left_out(each) for each in found.elsewhere if each.owner is None]
+    holes = [LeftOut(hole.days, None, hole.accepted, None, NOT_COMPARED, hole.reason) for hole in found.holes]
+    others = [_left_out(each) for each in found.elsewhere if each.owner is not None]
+    return [*unassigned, *holes, *(others if shows_elsewhere else ())]
+
+
+def _left_out(each: Elsewhere) -> LeftOut:
+    why, words = UNASSIGNED, "no report has ever named this source"
+    if each.owner is not None:
+        why, words = OF_OTHERS, f"of account {each.owner}"
+        words += f"; {each.contested:,} of them contested" if each.contested else ""
+    return LeftOut(each.days, each.pair, each.accepted, each.contested, why, words)
 
 
 def said_of(row: Row) -> str:
