@@ -7,19 +7,20 @@ Fetches affiliate daily reports: with the endpoint, credentials, verdicts and ga
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import date
 from functools import partial
-from itertools import count
 from random import Random
-from typing import Final, Self
+from typing import Final, NoReturn, Self
 
 import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from shipper.delivery.credentials import NoTokenError, credentials_of
@@ -40,6 +41,15 @@ _MAX_REPORT_BYTES: Final = 64 << 20
 _WAITED_OUT: Final = {Action.RETRY, Action.THROTTLE}
 _NOT_LET_IN: Final = {"token", "subscription_key", "credentials", "tls"}
 _NO_REPORT: Final = "there is no such report: the service does not know the account, or report.base_url is wrong"
+
+
+class _FailedError(Exception):
+    """An attempt that may be repeated."""
+
+    def __init__(self, verdict: Verdict, passage: Passage) -> None:
+        super().__init__(verdict.reason)
+        self.verdict = verdict
+        self.passage = passage
 
 
 class ReportClient:
@@ -130,27 +140,61 @@ class ReportClient:
         Raises:
             ReportError: There is no report, or none that waiting would bring.
         """
-        failing_since: float | None = None
-        for attempt in count(1):
-            verdict, body, passage = await self._attempt(path)
-            if verdict.action is Action.ACCEPT:
-                return body
-            if verdict.action not in _WAITED_OUT:
-                raise _refusal(verdict)
+        failing_since = math.inf
+
+        def is_out_of_patience(state: RetryCallState) -> bool:
+            nonlocal failing_since
             now = anyio.current_time()
-            failing_since = now if failing_since is None else failing_since
-            self._failing_since = now if self._failing_since is None else self._failing_since
-            asked_s = verdict.retry_after_s or 0.0
-            if asked_s > self._patience_s:
-                self._gate.note_failure(verdict, passage)
-                raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, that is too long")
-            if now - min(failing_since, self._failing_since) >= self._patience_for(verdict):
-                raise self._given_up(verdict, passage, attempt)
+            failing_since = min(failing_since, now)
+            since = failing_since if self._failing_since is None else min(failing_since, self._failing_since)
+            return now - since >= self._patience_for(_failure(state).verdict)
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_FailedError),
+            stop=is_out_of_patience,
+            wait=self._wait_s,
+            sleep=self._sleep,
+            before_sleep=self._note_retry,
+            retry_error_callback=self._give_up,
+        )
+        return await retrying(self._body_once, path)
+
+    async def _body_once(self, path: str) -> bytes:
+        """
+        Ask once.
+
+        Raises:
+            _FailedError: It makes sense to ask again.
+            ReportError: It does not.
+        """
+        verdict, body, passage = await self._attempt(path)
+        if verdict.action is Action.ACCEPT:
+            return body
+        if verdict.action not in _WAITED_OUT:
+            raise _refusal(verdict)
+        if self._failing_since is None:
+            self._failing_since = anyio.current_time()
+        asked_s = verdict.retry_after_s or 0.0
+        if asked_s > self._patience_s:
             self._gate.note_failure(verdict, passage)
-            log.info("retry_scheduled", reason=verdict.reason, message=verdict.message)
-            if not self._gate.reason:  # while it is shut, the waiting is done there
-                await self._gate.sleep(max(self._gate.backoff_s(attempt), asked_s))
-        raise AssertionError("counting does not end")
+            raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, that is too long")
+        raise _FailedError(verdict, passage)
+
+    def _wait_s(self, state: RetryCallState) -> float:
+        return max(self._gate.backoff_s(state.attempt_number), _failure(state).verdict.retry_after_s or 0.0)
+
+    def _note_retry(self, state: RetryCallState) -> None:
+        failure = _failure(state)
+        self._gate.note_failure(failure.verdict, failure.passage)
+        log.info("retry_scheduled", reason=failure.verdict.reason, message=failure.verdict.message)
+
+    async def _sleep(self, seconds: float) -> None:
+        if not self._gate.reason:  # while it is shut, the waiting is done there
+            await self._gate.sleep(seconds)
+
+    def _give_up(self, state: RetryCallState) -> NoReturn:
+        failure = _failure(state)
+        raise self._given_up(failure.verdict, failure.passage, state.attempt_number)
 
     def _patience_for(self, verdict: Verdict) -> float:
         """Return how long a failure is waited out; a fault of the set-up not for long before there was an answer."""
@@ -237,6 +281,13 @@ def report_path(account_id: int, start: date, end: date) -> str:
     """
     check_order(start, end)
     return wire.REPORT_PATH.format(account_id=account_id, start=start.isoformat(), end=end.isoformat())
+
+
+def _failure(state: RetryCallState) -> _FailedError:
+    assert state.outcome is not None
+    error = state.outcome.exception()
+    assert isinstance(error, _FailedError)
+    return error
 
 
 def _refusal(verdict: Verdict) -> ReportError:
