@@ -16,7 +16,6 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec import Struct
 from msgspec.structs import replace
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings
@@ -102,12 +101,6 @@ class Shared(Struct, kw_only=True, eq=False):
     proofs_needed: int = _PROVEN_AFTER
 
 
-class _NotSettledError(Exception):
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.reason)
-        self.verdict = verdict
-
-
 class Sender:
     """
     One of a pipeline's senders; it owns its endpoint.
@@ -123,12 +116,6 @@ class Sender:
         self._index = index
         self._skew_due_at = 0.0
         self._settled_tx: MemoryObjectSendStream[Settled]
-        self._retrying = AsyncRetrying(
-            retry=retry_if_exception_type(_NotSettledError),
-            wait=self._wait_s,
-            sleep=self._gate.sleep,
-            before_sleep=self._tell_retry,
-        )
 
     @property
     def certificate_expires_at(self) -> float | None:
@@ -166,11 +153,7 @@ class Sender:
             if parcel.batch.events > 1 and (parcel.is_suspect or is_too_large):
                 parcels.extendleft(reversed(parcel.halved(is_refused=parcel.is_suspect)))
                 continue
-            try:
-                left = await self._attempt(parcel)
-            except _NotSettledError as first:
-                # Only now the retry loop is worth its price; to it, the first attempt was its own.
-                left = await self._retrying(self._attempt, parcel, [first])
+            left = await self._sent(parcel)
             if left == [parcel]:
                 parcels.append(parcel)  # that its record is bad is not believed yet: others first
             else:
@@ -180,21 +163,43 @@ class Sender:
                 parcels = deque([merged_parcel(parcels)])  # mostly it was the only one
         self._shared.counts.batches += 1
 
-    async def _attempt(self, parcel: Parcel, failed: list[_NotSettledError] | None = None) -> list[Parcel]:
+    async def _sent(self, parcel: Parcel) -> list[Parcel]:
         """
-        Send a parcel once; fails at once with an error from `failed`, which was made before.
+        Send a parcel until there is an answer to what is in it.
+
+        Before the next attempt it waits as long as the service asks for, or for a backoff; while the gate is shut, it
+        waits there. There is no last attempt: the gate gives the run up.
 
         Returns:
             What is left of it to be sent; what is not, is settled.
-        Raises:
-            _NotSettledError: It has to be sent once more.
         """
-        if failed:
-            raise failed.pop()
+        attempt = 0
+        while True:
+            attempt += 1
+            left = await self._attempt(parcel)
+            if not isinstance(left, Verdict):
+                return left
+            wait_s = 0.0 if self._gate.reason else max(self._gate.backoff_s(attempt), left.retry_after_s or 0.0)
+            self._note_retry(left, attempt, wait_s)
+            await self._gate.sleep(wait_s)
+
+    def _note_retry(self, failure: Verdict, attempt: int, wait_s: float) -> None:
+        self._shared.counts.note_retry(failure.reason)
+        tell = log.debug if self._gate.reason else log.info  # a pause is told once, and not at each probe
+        tell(
+            "retry_scheduled",
+            reason=failure.reason,
+            message=failure.message,
+            attempt=attempt,
+            wait_seconds=round(max(wait_s, self._gate.wait_s), 3),
+        )
+
+    async def _attempt(self, parcel: Parcel) -> list[Parcel] | Verdict:
+        """Send a parcel once; returns what is left of it, or why it has to be sent once more."""
         batch = parcel.batch
         passage = await self._gate.enter(batch.events)
         try:
-            verdict = await self._sent(parcel)
+            verdict = await self._answer(parcel)
         finally:
             self._gate.leave()
         # From here on nothing is awaited: an answer and what follows from it cannot be parted.
@@ -203,22 +208,22 @@ class Sender:
         if verdict.action in {Action.BISECT, Action.HALVE}:
             return self._taken_apart(parcel, verdict, passage)
         self._gate.note_failure(verdict, passage)
-        raise _NotSettledError(verdict)
+        return verdict
 
     # Sending -----------------------------------------------------------------------------------------------------
 
-    async def _sent(self, parcel: Parcel) -> Verdict:
+    async def _answer(self, parcel: Parcel) -> Verdict:
         """Send a parcel; again at once where the answer only shows what has to be changed, once for each change."""
         changes: set[str] = set()
         while True:
-            verdict, change = await self._sent_once(parcel)
+            verdict, change = await self._answer_once(parcel)
             if not change or change in changes:
                 return verdict
             changes.add(change)
             self._shared.counts.note_retry(change)
             log.debug("retried_at_once", reason=change)
 
-    async def _sent_once(self, parcel: Parcel) -> tuple[Verdict, str]:
+    async def _answer_once(self, parcel: Parcel) -> tuple[Verdict, str]:
         """Send a parcel; tells what it means, and what has changed so that it makes sense to send it again at once."""
         shared, batch = self._shared, parcel.batch
         try:
@@ -303,7 +308,7 @@ class Sender:
 
     # What an answer leads to -------------------------------------------------------------------------------------
 
-    def _accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
+    def _accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel] | Verdict:
         if verdict.results.rejected or verdict.results.retried:
             return self._partly_accepted(parcel, verdict, passage)
         self._settle(parcel.batch)
@@ -313,7 +318,7 @@ class Sender:
             parcel.sibling.is_suspect = True
         return []
 
-    def _partly_accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
+    def _partly_accepted(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel] | Verdict:
         results, everything = verdict.results, range(parcel.batch.events)
         refused = sorted(results.rejected)
         again = sorted(results.retried.difference(refused))
@@ -337,7 +342,7 @@ class Sender:
         (parcel.batch,) = parts(parcel.batch, [again])
         verdict = Verdict(Action.RETRY, "partly_accepted", "the service could not take a part of the batch yet")
         self._gate.note_failure(verdict, passage)
-        raise _NotSettledError(verdict)
+        return verdict
 
     def _taken_apart(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
         """Part a batch that the service refuses for what is in it, until the guilty records stand alone."""
@@ -384,26 +389,6 @@ class Sender:
             shared.working_bytes *= 2
             shared.proofs = 1
 
-    # Retrying ----------------------------------------------------------------------------------------------------
-
-    def _wait_s(self, state: RetryCallState) -> float:
-        if self._gate.reason:
-            return 0.0  # it is waited there
-        return max(self._gate.backoff_s(state.attempt_number), _verdict(state).retry_after_s or 0.0)
-
-    async def _tell_retry(self, state: RetryCallState) -> None:
-        verdict = _verdict(state)
-        self._shared.counts.note_retry(verdict.reason)
-        assert state.next_action is not None
-        tell = log.debug if self._gate.reason else log.info  # a pause is told once, and not at each probe
-        tell(
-            "retry_scheduled",
-            reason=verdict.reason,
-            message=verdict.message,
-            attempt=state.attempt_number,
-            wait_seconds=round(max(state.next_action.sleep, self._gate.wait_s), 3),
-        )
-
 
 def _refusal(parcel: Parcel, verdict: Verdict, words: str) -> Refusal:
     return Refusal(
@@ -436,13 +421,6 @@ def _masked(text: str, authorization: Authorization) -> str:
     for secret in filter(None, authorization):
         text = text.replace(secret, MASK)
     return text
-
-
-def _verdict(state: RetryCallState) -> Verdict:
-    assert state.outcome is not None
-    error = state.outcome.exception()
-    assert isinstance(error, _NotSettledError)
-    return error.verdict
 
 
 def _compressed(batch: Batch) -> bytes:
