@@ -8,14 +8,12 @@ read. Diagnostics go to stderr; stdout carries only what was asked for.
 from __future__ import annotations
 
 import gc
-import importlib
 import io
 import os
 import signal
 import sys
 from contextlib import suppress
-from types import ModuleType
-from typing import Final, NoReturn, TextIO, cast
+from typing import Final, NoReturn, TextIO
 
 from shipper.cli.signals import ignore_signals, note_signals
 from shipper.model.errors import ShipperError, first_of
@@ -27,22 +25,6 @@ from shipper.system.work import pieces
 _GC_THRESHOLDS: Final = (100_000, 20, 20)
 _PR_SET_DUMPABLE: Final = 4
 _EXTRAS: Final = ("rich",)
-
-
-def _load_bare(*libraries: str) -> None:
-    """
-    Load libraries without what they would load beside themselves for uses that are not ours: a fifth of the start.
-
-    They find their extras not installed. Where we need one of them ourselves, it is loaded later.
-    """
-    hidden = [name for name in _EXTRAS if name not in sys.modules]
-    sys.modules.update(cast(dict[str, ModuleType], dict.fromkeys(hidden)))
-    try:
-        for library in libraries:
-            importlib.import_module(library)
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def _open_standard_descriptors() -> None:
@@ -91,7 +73,6 @@ def prepare_process() -> None:
     keep_memory_together()
     _open_standard_descriptors()
     sys.stdout, sys.stderr = _buffered(sys.stdout), _buffered(sys.stderr)
-    _load_bare("structlog")
 
 
 def main() -> NoReturn:

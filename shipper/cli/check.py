@@ -26,7 +26,6 @@ from shipper.config.load import Written
 from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
 from shipper.config.settings import EndpointSettings, Settings, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
-from shipper.status.logs import configure_logs
 from shipper.system.permissions import obstacle, whose
 
 if TYPE_CHECKING:
@@ -115,6 +114,8 @@ class _Findings:
 
 
 def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
+    from shipper.status.logs import configure_logs
+
     try:
         written = options.load()
         settings = settings_from(written, environ=os.environ)

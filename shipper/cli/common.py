@@ -13,15 +13,14 @@ from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
-import structlog
 import typer
 
 from shipper.config.load import Written
 from shipper.config.settings import Settings, literal_secrets, load_written, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
-from shipper.status.logs import ForgivingStderr, configure_logs
 from shipper.status.units import several as several
+from shipper.system.stderr import ForgivingStderr
 
 T = TypeVar("T")
 
@@ -125,6 +124,10 @@ def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float |
 
 def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
     """Set up the logs, and warn of secrets in the settings themselves where they are used."""
+    import structlog  # commands that do not log start without it
+
+    from shipper.status.logs import configure_logs
+
     configure_logs(settings.log.level, settings.log.format, now=time.monotonic)
     if uses_secrets and (keys := literal_secrets(settings)):
         structlog.get_logger("config").warning(

@@ -24,7 +24,6 @@ from shipper.cli.common import (
 from shipper.cli.shipping import SummaryOption, ship, spool_of
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, SourceError
-from shipper.status.logs import set_level
 from shipper.system.addresses import check_listen_address
 from shipper.system.permissions import obstacle
 
@@ -95,6 +94,8 @@ def run(*, options: SettingsOptions) -> None:
         return followed[0]
 
     def apply(settings: Settings) -> None:
+        from shipper.status.logs import set_level
+
         followed[0].reconfigure(settings.input)
         set_level(settings.log.level)
 

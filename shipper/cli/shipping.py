@@ -11,14 +11,12 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
-import structlog
 import typer
 
 from shipper.cli.common import on_one_line, print_json, reader_may_leave, run_async, say, several
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
 from shipper.model.records import shown
-from shipper.status.logs import is_json
 from shipper.system.memory import keep_memory_released
 
 if TYPE_CHECKING:
@@ -28,8 +26,6 @@ if TYPE_CHECKING:
     from shipper.sources.spool import Spool
     from shipper.status.board import Board
     from shipper.status.live import Live
-
-log = structlog.get_logger("cli")
 
 SummaryForm = Literal["text", "json"]
 SummaryOption = Annotated[
@@ -64,6 +60,7 @@ def ship(
         StateInUseError: Another process holds the directory.
     """
     import anyio
+    import structlog
 
     from shipper.cli.showing import showing
     from shipper.pipeline import Pipeline, Reloading, Workers
@@ -71,6 +68,7 @@ def ship(
     from shipper.sources.joined import Joined
     from shipper.sources.once import FilesOnce
     from shipper.sources.spool import Spool
+    from shipper.status.logs import is_json
 
     with (
         opened_state(settings) as state,
@@ -115,7 +113,8 @@ def ship(
             if left := sum(kept.get(each.stream.stream_id, 0) for each in before):
                 summary = msgspec.structs.replace(summary, message=_left_before(before, left))
     if command == "run" and is_json(settings.log.format):
-        log.info("ended", **msgspec.structs.asdict(summary))  # such a log holds nothing but JSON
+        # Such a log holds nothing but JSON.
+        structlog.get_logger("cli").info("ended", **msgspec.structs.asdict(summary))
         return summary.exit_code(is_one_shot=is_one_shot)
     if form == "json":
         with reader_may_leave():

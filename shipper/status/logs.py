@@ -8,7 +8,6 @@ then one every half minute, with the number of those that were left out. At leve
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Callable, MutableMapping
 from typing import Any, Final, Literal, TextIO, cast
@@ -18,6 +17,7 @@ import structlog
 from msgspec import Struct
 
 from shipper.model.printable import printable, printable_json
+from shipper.system.stderr import ForgivingStderr
 
 _BURST: Final = 10  # lines of an event at once
 _REFILL_S: Final = 30.0  # and then one in so many seconds
@@ -25,27 +25,6 @@ _LEVELS: Final = logging.getLevelNamesMapping()
 
 _Event = MutableMapping[str, Any]
 _encode: Final = msgspec.json.Encoder(enc_hook=repr).encode
-
-
-class ForgivingStderr:
-    """Standard error that goes on, into nothing, when whoever reads it has gone: losing logs must not cost records."""
-
-    def write(self, text: str) -> int:
-        try:
-            return sys.stderr.write(text)
-        except BlockingIOError:  # it is read too slowly, and may be read again
-            return len(text)
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            sys.stderr.flush()
-        except BlockingIOError:
-            pass
-        except OSError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _to_json(event: dict[str, Any], **_: Any) -> str:

@@ -230,7 +230,7 @@ def test_the_streams_of_the_process_serve_others_too(shipper: Shipper, is_unbuff
 
 def test_logs_go_on_once_a_full_pipe_is_read_again():
     code = (
-        "import os, sys; from shipper.status.logs import ForgivingStderr; err = ForgivingStderr();"
+        "import os, sys; from shipper.system.stderr import ForgivingStderr; err = ForgivingStderr();"
         "os.set_blocking(2, False); [print('x' * 99, file=err, flush=True) for _ in range(2000)];"
         "print(flush=True); input(); print('read again', file=err, flush=True)"
     )
