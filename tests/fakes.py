@@ -8,9 +8,9 @@ import anyio
 import anyio.lowlevel
 
 from shipper.config.settings import RecordsSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization, Credentials
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.verdicts import Answer
 
 
 def strict_records(dedupe_window: int = 0) -> RecordsSettings:

@@ -16,22 +16,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from shipper.delivery.answer_entries import Entries, TooMuchError, is_of_field, said
+from shipper.delivery.answer import Results
 from shipper.delivery.answer_words import (
+    Entries,
     Outcome,
     Role,
+    TooMuchError,
     count_of,
+    described,
     failure_of,
     is_code,
+    is_of_field,
     is_yes,
     outcome_of,
     plain,
     role_of,
+    said,
     speaks_of_failure,
     speaks_of_success,
     whole_number,
 )
-from shipper.delivery.results import ALL_TAKEN, Findings, Results
 
 _STATUS_OF_AGAIN: Final = 503  # of words such as "throttled", which have no number
 _OF_RECORDS: Final = {400, 409, 413, 415, 422}  # of an error that may lie in an event
@@ -50,8 +54,6 @@ def read_results(document: object, events: int, event_ids: Callable[[], Sequence
         events: How many were sent.
         event_ids: Of the events that were sent, in their order; asked for only if an EventId has to be found.
     """
-    if document is None or document == {}:
-        return ALL_TAKEN
     reader = _Reader(events, event_ids)
     try:
         reader.read(document)
@@ -65,7 +67,7 @@ class _Reader:
 
     def __init__(self, events: int, event_ids: Callable[[], Sequence[str]]) -> None:
         self._entries = Entries(events, event_ids)
-        self._found = Findings(events)
+        self._found = _Findings(events)
         self._events = events
 
     def results(self) -> Results:
@@ -370,3 +372,163 @@ _READERS: Final[dict[Role, Callable[[_Reader, str, Any, int], None]]] = {
     Role.DENIAL: _Reader._read_denial,
     Role.INDEX: _Reader._read_harmless,
 }
+
+
+# What was found -------------------------------------------------------------------------------------------------------
+
+
+class _Findings:
+    """
+    What was found in one answer; the first thing that is not understood is kept.
+
+    Args:
+        events: How many were sent.
+
+    Attributes:
+        nameless, nameless_again: Errors that name no event, and those of them for which it is to be sent again.
+        keyed_good: Events that are named as accepted by the name of a field.
+        partial: The field that says that some failed.
+        weak: The field that may say that all failed.
+        is_positive: Something says that nothing failed.
+    """
+
+    def __init__(self, events: int) -> None:
+        self.counts = _Counts(events)
+        self.rejected: dict[int, str] = {}
+        self.retried: set[int] = set()
+        self.nameless = 0
+        self.nameless_again = 0
+        self.keyed_good = 0
+        self.partial: tuple[str, object] | None = None
+        self.weak: tuple[str, object] | None = None
+        self.is_positive = False
+        self.denial = ""
+        self.status = 0
+        self.unclear = ""
+
+    def note(self, index: int | None, words: str, *, is_again: bool) -> None:
+        """
+        Note an event that was not taken.
+
+        Args:
+            index: None if it is not named.
+            words: What the service says of it.
+            is_again: It is to be sent again.
+        """
+        if index is None:
+            self.nameless_again += is_again
+            self.nameless += not is_again
+        elif is_again:
+            self.retried.add(index)
+        else:
+            self.rejected.setdefault(index, words)
+
+    def deny(self, name: str, value: object, number: int) -> None:
+        """Note a field that says that all failed, and the number that goes with it; 0 if there is none."""
+        if not self.denial:
+            self.denial = described(name, value, number)
+        self.status = self.status or number
+
+    def note_unclear(self, name: str, value: object, why: str) -> None:
+        """Note a field that is not understood."""
+        if not self.unclear:
+            self.unclear = f"{described(name, value)} {why}"
+
+    def results(self, disbelieved: set[int]) -> Results:
+        """
+        Sum up what was found.
+
+        Args:
+            disbelieved: Events that were known by an index that is not to be believed.
+        """
+        self._disbelieve(disbelieved)
+        self.retried.difference_update(self.rejected)
+        named = len(self.rejected) + len(self.retried)
+        counted = max(self.counts.refused, default=0)
+        # If all failed, it is for another reason than what it says of events without naming them.
+        unnamed = max(int(self.nameless > 0 and not self.denial), counted - named)
+        is_refusing = bool(named or unnamed or self.nameless_again)
+        if self.keyed_good:
+            self.counts.taken.append(("", {}, self.keyed_good))
+        if self.partial is not None and not (is_refusing or self.denial):
+            self.note_unclear(*self.partial, "speaks of failure")
+        if self.weak is not None and not (self.is_positive or self.counts.taken or self.denial):
+            self.note_unclear(*self.weak, "may mean success or failure")
+        is_told = is_refusing or self.counts.are_told
+        if not self.unclear:
+            self.unclear = self.counts.contradiction(
+                named=named, unnamed=unnamed, nameless=self.nameless, nameless_again=self.nameless_again
+            )
+        return Results(
+            rejected=self.rejected,
+            retried=frozenset(self.retried),
+            unnamed=unnamed,
+            is_again=self.nameless_again > 0,
+            denial=self.denial,
+            status=self.status,
+            unclear=self.unclear,
+            is_told=is_told,
+        )
+
+    def _disbelieve(self, indexes: set[int]) -> None:
+        for index in indexes:
+            self.nameless += self.rejected.pop(index, None) is not None
+            if index in self.retried:
+                self.retried.remove(index)
+                self.nameless_again += 1
+
+
+class _Counts:
+    """
+    All counts of one answer.
+
+    Args:
+        events: How many were sent.
+
+    Attributes:
+        taken: Each count of what was accepted, by the name and value of its field.
+        totals: Each count of what arrived, likewise.
+        parts: The sum of what was new and what was not, of what was accepted; None if it does not say.
+        known: How many the service had before.
+        refused: Each count of what was refused.
+    """
+
+    def __init__(self, events: int) -> None:
+        self._events = events
+        self.taken: list[tuple[str, object, int]] = []
+        self.totals: list[tuple[str, object, int]] = []
+        self.parts: int | None = None
+        self.known = 0
+        self.refused: list[int] = []
+
+    @property
+    def are_told(self) -> bool:
+        """Whether it counts what became of the events."""
+        return bool(self.taken or self.refused or self.parts is not None)
+
+    def contradiction(self, *, named: int, unnamed: int, nameless: int, nameless_again: int) -> str:
+        """
+        Return what does not add up; empty if all does.
+
+        Args:
+            named: Events that the answer names as not taken.
+            unnamed: How many more were not taken, at least.
+            nameless, nameless_again: Errors that name no event; several may be of one event.
+        """
+        events, known = self._events, self.known
+        least = named + unnamed + (nameless_again > 0)
+        most = max(named + nameless + nameless_again, sum(self.refused))
+        if self.refused and named > sum(self.refused):
+            return f"it names {named} events as refused, and counts fewer"
+        if max(least, known) > events:
+            return f"its counts do not add up: {max(least, known)} of {events} events"
+        taken = self.taken if self.parts is None else [*self.taken, ("created", self.parts, self.parts)]
+        for name, value, number in taken:
+            # Those that it had before may be counted among the accepted ones, or beside them.
+            left = events - number
+            if not (least <= left <= most or least <= left - known <= most):
+                return f"{described(name, value)} does not add up: {number} of {events} events"
+        for name, value, number in self.totals:
+            if number != events:
+                return f"{described(name, value)} does not add up: {number} of {events} events"
+        return ""

@@ -12,10 +12,11 @@ import structlog
 
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.oauth2 import OAuth2Source, PostForm
 from shipper.delivery.token_cache import TokenCache
 from shipper.delivery.token_sources import NoTokenError, SecretSource, TokenSource
-from shipper.delivery.verdicts import Action, Answer
+from shipper.delivery.verdicts import Action
 from shipper.delivery.waits import epoch_s
 
 __all__ = [

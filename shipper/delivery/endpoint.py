@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.connection import Connection
 from shipper.delivery.no_answer import NoAnswerError
 from shipper.delivery.tls import make_ssl_context
-from shipper.delivery.verdicts import Answer
 from shipper.model.version import __version__
 
 if TYPE_CHECKING:

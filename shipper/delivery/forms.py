@@ -9,10 +9,10 @@ from typing import Final
 import httpx
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.connection import Connection
 from shipper.delivery.endpoint import USER_AGENT, answer_of
 from shipper.delivery.tls import without_client_certificate
-from shipper.delivery.verdicts import Answer
 
 _LIMIT_S: Final = 30.0
 _ANSWER_BYTES: Final = 65_536

@@ -13,9 +13,9 @@ import msgspec
 
 from shipper.config.secrets import MAX_SECRET_BYTES, Secret, check_secret, fetch_secret
 from shipper.config.settings import OAuth2Settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.token_sources import LIFETIME_MAX_S, NoTokenError, Reason, Token, expiring, expiry_claim
-from shipper.delivery.verdicts import Answer
 from shipper.delivery.waits import asked_wait_s
 from shipper.model.errors import ConfigError
 

@@ -19,12 +19,13 @@ from msgspec.structs import replace
 
 from shipper.config.secrets import MASK
 from shipper.config.settings import DeliverySettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.latency import Latencies
 from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
-from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge, without_answer
+from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge, without_answer
 from shipper.model.records import Batch, Refusal, Settled
 from shipper.model.wire import INTAKE_PATH
 from shipper.system.work import Piece, at_work

@@ -19,9 +19,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from shipper.delivery.answer_reading import read_results
-from shipper.delivery.answer_words import speaks_of_failure, speaks_of_success
-from shipper.delivery.results import ALL_TAKEN, Results
+from shipper.delivery.answer import ALL_TAKEN, Answer, Results
 from shipper.delivery.waits import asked_wait_s
 
 ANSWER_BYTES: Final = 4_194_304  # an answer may name every event of a batch
@@ -33,26 +31,6 @@ _KNOWN_WORDS: Final = re.compile(
 )
 _BLANKS: Final = b" \t\r\n" + BOM_UTF8
 _QUOTA: Final = re.compile(r"\bquota\b", re.IGNORECASE)
-
-
-class Answer(Struct, frozen=True):
-    """
-    What came back for one request.
-
-    Attributes:
-        status: The HTTP status code.
-        content_type: Lower case, without parameters; empty if there was none.
-        retry_after, date: The headers as they came; empty if there were none.
-        body: At most the bytes asked for; the rest was not read.
-        request_id: By which the service's people find the request again; empty if it named none.
-    """
-
-    status: int
-    content_type: str
-    retry_after: str
-    body: bytes
-    date: str = ""
-    request_id: str = ""
 
 
 class Action(Enum):
@@ -182,7 +160,7 @@ def judge(
     if 200 <= answer.status < 300:
         row = _broken_success(answer, document, events, is_text=is_text)
         if row is None and events is not None and not is_text:
-            results = read_results(document, events, event_ids)
+            results = _results(document, events, event_ids)
             row = _told_by(results, answer.status, events)
             if row is _ACCEPTED and document and _repeats_a_name(answer.body, document):
                 row = _unreadable("a field stands in it twice")
@@ -190,7 +168,7 @@ def judge(
     else:
         row = _refusal(answer, document)
         if row.action is Action.BISECT:
-            results = read_results(document, events or 0, event_ids)
+            results = _results(document, events or 0, event_ids)
     if row.action is Action.ACCEPT:
         return Verdict(Action.ACCEPT, status=answer.status, results=results)
     is_success = answer.status < 300
@@ -253,11 +231,22 @@ def _broken_success(answer: Answer, document: object, events: int | None, *, is_
         return _BROKEN
     if len(text) > _PLAIN_MAX or _MARKUP.search(text):
         return _BROKEN
+    from shipper.delivery.answer_words import speaks_of_failure, speaks_of_success
+
     if speaks_of_failure(text, events):
         return _unreadable("its text speaks of failure")
     if not speaks_of_success(text):
         return _unreadable("its text says nothing that is known")
     return _BROKEN if answer.status in _PARTIAL else None
+
+
+def _results(document: object, events: int, event_ids: Callable[[], Sequence[str]]) -> Results:
+    """Read what a document says of the events; how to read it is loaded with the first one that says anything."""
+    if document is None or document == {}:
+        return ALL_TAKEN
+    from shipper.delivery.answer_reading import read_results
+
+    return read_results(document, events, event_ids)
 
 
 def _told_by(results: Results, status: int, events: int) -> _Row:

@@ -23,10 +23,11 @@ from msgspec.structs import replace
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import FAIL_FAST_S, Gate, Passage
-from shipper.delivery.verdicts import Action, Answer, Verdict, judge, without_answer
+from shipper.delivery.verdicts import Action, Verdict, judge, without_answer
 from shipper.model import wire
 from shipper.model.errors import NoServiceError, ReportError
 from shipper.report.document import FetchedReport, read_report

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import NoTokenError
-from shipper.delivery.verdicts import WORDS_BYTES, Action, Answer, judge
+from shipper.delivery.verdicts import WORDS_BYTES, Action, judge
 from shipper.delivery.waits import ASKED_MAX_S, asked_wait_s, epoch_s
 from tests.answer_bodies import EVENTS, SAMPLES
 from tests.answer_bodies import IDS as EVENT_IDS

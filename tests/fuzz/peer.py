@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 
-from shipper.delivery.verdicts import Answer
+from shipper.delivery.answer import Answer
 
 BETWEEN: Final = b"\x1e"  # pieces
 LENGTH: Final = b"Content-Length: @\r\n"

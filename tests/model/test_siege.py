@@ -12,7 +12,8 @@ import pytest
 from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME
 from shipper.config.settings import RecordsSettings
-from shipper.delivery.verdicts import Action, Answer, judge
+from shipper.delivery.answer import Answer
+from shipper.delivery.verdicts import Action, judge
 from shipper.model.framing import LINES, BatchElements, Framing, csv_rows
 from shipper.model.records import Chunk, Stream
 from tests.conftest import SEED

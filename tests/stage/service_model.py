@@ -16,11 +16,11 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from trio.testing import MockClock
 
 from shipper.config.settings import DeliverySettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization, ClockSkew
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
-from shipper.delivery.verdicts import Answer
 from shipper.model.records import Batch, Refusal, Settled, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from tests.fakes import OK, FixedCredentials

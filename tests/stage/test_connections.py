@@ -27,11 +27,11 @@ from cryptography.hazmat.primitives.serialization import (
 
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.forms import post_form
 from shipper.delivery.no_answer import Progress, Stage, Way, no_answer
-from shipper.delivery.verdicts import Answer
 from shipper.model.errors import ConfigError
 from shipper.model.version import __version__
 from tests.stage.loops import LOOPS, Run, runner

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from shipper.delivery.answer import Answer
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.verdicts import Answer
 from shipper.model.errors import DeliveryGaveUpError, first_of
 from tests.cases import each
 from tests.fakes import answer

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 
 from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
-from shipper.delivery.verdicts import Answer
 from shipper.model.version import __version__
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 

@@ -7,9 +7,9 @@ import socket
 import msgspec
 import pytest
 
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError
-from shipper.delivery.verdicts import Answer
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset
 from tests.stage.test_endpoint import AUTHORIZATION, UNFIT, endpoint, half_a_body, post
 

@@ -17,8 +17,8 @@ from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import DeliverySettings, EndpointSettings, OAuth2Settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.verdicts import Answer
 from shipper.model import wire
 from shipper.model.errors import ConfigError, NoServiceError, ReportError
 from shipper.report import client as client_module

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import OAuth2Settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import NoTokenError
 from shipper.delivery.endpoint import NoAnswerError
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.token_sources import Token
-from shipper.delivery.verdicts import Answer
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, PASSWORD, USERNAME, TokenIssuer

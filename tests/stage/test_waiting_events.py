@@ -11,7 +11,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from shipper.delivery.verdicts import Answer
+from shipper.delivery.answer import Answer
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
 from shipper.pipeline import Pipeline, settlement
 from shipper.state.store import Store

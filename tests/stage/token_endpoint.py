@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret, Secret
 from shipper.config.settings import EndpointSettings, OAuth2Settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Credentials
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.verdicts import Answer
 
 EPOCH = 1_700_000_000.0
 TOKEN_URL = "https://login.example.com/token"

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shipper.delivery.verdicts import ANSWER_BYTES, Action, Answer, Verdict, judge
+from shipper.delivery.answer import Answer
+from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge
 from tests.answer_bodies import EVENTS, IDS, SAMPLES, Sample
 from tests.cases import each
 

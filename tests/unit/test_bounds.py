@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from shipper.codec import rules
 from shipper.delivery import answer_words
-from shipper.delivery.verdicts import Action, Answer, judge
+from shipper.delivery.answer import Answer
+from shipper.delivery.verdicts import Action, judge
 from shipper.model import framing
 from shipper.model.framing import BatchElements, CsvRows, Frame
 from shipper.sources.incoming import Incoming

@@ -23,12 +23,13 @@ from shipper.codec.codec import Codec
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
+from shipper.delivery.answer import Answer
 from shipper.delivery.connection import AnswerParser
 from shipper.delivery.no_answer import HttpError
 from shipper.delivery.oauth2 import OAuth2Source
 from shipper.delivery.parts import halves
 from shipper.delivery.token_sources import NoTokenError
-from shipper.delivery.verdicts import Answer, judge
+from shipper.delivery.verdicts import judge
 from shipper.delivery.waits import asked_wait_s
 from shipper.model.errors import ShipperError
 from shipper.model.framing import LINES, BatchElements, CsvRows, Framing, csv_rows, sniff

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shipper.delivery.answer import Results
 from shipper.delivery.answer_reading import read_results
-from shipper.delivery.results import Results
 from tests.cases import each
 
 IDS = [f"0f8fad5b-d9cb-469f-a165-70867728950{digit}" for digit in range(5)]

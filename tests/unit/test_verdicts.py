@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Answer, Verdict, judge
+from shipper.delivery.answer import Answer
+from shipper.delivery.verdicts import ANSWER_BYTES, WORDS_BYTES, Action, Verdict, judge
 from shipper.status.pauses import ADVICE
 from tests.cases import each
 
