@@ -315,6 +315,11 @@ class Archive:
             raise SourceError(self._broken)
         return data
 
+    def rest(self) -> None:
+        """Hold no decompressor; within a member, all is decompressed again from the beginning when its turn comes."""
+        if self._decompressor is not None:
+            self.forget()
+
     def forget(self) -> None:
         """Forget all but the head: it was looked at, and is decompressed from the beginning when its turn comes."""
         head = self._head if len(self._head) == _HEAD_BYTES else b""

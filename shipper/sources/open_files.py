@@ -13,7 +13,7 @@ import structlog
 
 from shipper.model.errors import SourceError
 from shipper.model.records import Chunk, shown
-from shipper.sources.content import ArchiveWaitsError
+from shipper.sources.content import Archive, ArchiveWaitsError
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
 from shipper.system.work import Piece, at_work, go_on_with
@@ -21,6 +21,7 @@ from shipper.system.work import Piece, at_work, go_on_with
 log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 22
+_BEGINNING_BYTES: Final = 8 << 20  # of the content of an archive
 
 # Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
 Ending = Literal["open", "quiet", "final"]
@@ -85,6 +86,11 @@ class OpenFile:
         if self.has_changed(status):
             self.signature, self.grew_at = signature(status), now
 
+    def rest(self) -> None:
+        """Hold no decompressor until it is read again."""
+        if isinstance(self.reader.content, Archive):
+            self.reader.content.rest()
+
     @property
     def is_at_its_end(self) -> bool:
         """Whether nothing is left to read, also of what has come since the last look."""
@@ -92,6 +98,34 @@ class OpenFile:
         if self.new_since is not None:
             return status.st_size == 0
         return not self.is_ready and not self.has_changed(status)
+
+
+class _Archives:
+    """
+    Which archives are decompressed: one at its beginning and one further on, or very many would take all the memory.
+
+    So a small one never waits for a large one. An archive that has to make room is decompressed again from its
+    beginning when its turn comes.
+    """
+
+    def __init__(self) -> None:
+        self._at_work: dict[bool, OpenFile] = {}  # by whether it is further on
+
+    def may_read(self, file: OpenFile) -> bool:
+        """Return whether it is a file's turn, as it always is of one that is no archive."""
+        if not isinstance(file.reader.content, Archive):
+            return True
+        is_further = file.reader.content.size() >= _BEGINNING_BYTES
+        if self._at_work.get(not is_further) is file:
+            del self._at_work[not is_further]
+        holder = self._at_work.get(is_further, file)
+        if holder is not file and holder.is_ready:
+            file.rest()
+            return False
+        if holder is not file:
+            holder.rest()  # nothing is left to read of it as of now
+        self._at_work[is_further] = file
+        return True
 
 
 class OpenFiles:
@@ -114,6 +148,7 @@ class OpenFiles:
         self._wall_time = wall_time
         self._files: dict[Place, OpenFile] = {}
         self._ready: deque[OpenFile] = deque()
+        self._archives = _Archives()
         self._quiet: list[OpenFile] | None = None  # which may be closed for others at this look, the quietest last
 
     def __repr__(self) -> str:
@@ -242,6 +277,9 @@ class OpenFiles:
             file.is_ready = False
             if self._files.get(file.place) is not file or file.new_since is not None:
                 continue  # closed, or not its turn yet
+            if not self._archives.may_read(file):
+                self.wake(file)
+                continue
             chunk = self._try_to_read(file, now)
             if chunk is not None:
                 chunks.append(chunk)

@@ -148,14 +148,13 @@ class LogFeed(Feed, Application):
 
     def produce(self, count: int) -> None:
         self._do_chores(time.monotonic())
-        for file in self.rng.sample(self.files, len(self.files)):
-            share = min(count, self.rng.randrange(1 + 2 * count // len(self.files)))
-            if share:
-                count -= share
-                file.finish_line()
-                if file.numbers and (line := self.bait()):  # not as the first line, which tells the format
-                    file.write(line + b"\n")
-                file.append(self, share, self.rng)
+        shares = Counter(self.rng.choices(range(len(self.files)), k=count))
+        for index, share in shares.items():
+            file = self.files[index]
+            file.finish_line()
+            if file.numbers and (line := self.bait()):  # not as the first line, which tells the format
+                file.write(line + b"\n")
+            file.append(self, share, self.rng)
         if time.monotonic() > self._rotate_at:
             self._rotate_at = time.monotonic() + self._ROTATION_S
             self._rotate(self.rng.choice(self.files))

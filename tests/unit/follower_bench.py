@@ -49,6 +49,7 @@ class Bench:
         self.store = Store(self.state)
         self.clock = count(1)
         self.wall_time = 1.0
+        self.now = 0.0
 
     def patterns(self, *names: str) -> Patterns:
         return Patterns([str(self.folder / name) for name in names], own_directory=self.state)

@@ -1,0 +1,80 @@
+"""Many archives are read in turns, and few of them are decompressed at a time."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shipper.sources.content import Archive
+from tests.unit.follower_bench import Bench
+
+LARGE = 20 << 20
+BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
+
+
+@pytest.fixture
+def bench(tmp_path: Path):
+    bench = Bench(tmp_path)
+    yield bench
+    bench.stop()
+    bench.store.close()
+
+
+def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: False) -> Counter[str]:
+    """Look and read in turns until nothing has come for some looks, or a condition holds; count the records by file."""
+    found: Counter[str] = Counter()
+    files = bench.follower.files
+    quiet = 0
+    while quiet < 8 and not until(found):
+        bench.now += 2.0
+        bench.follower.look(bench.follower.find(), bench.now)
+        quiet = 0 if files.has_news else quiet + 1
+        for chunk in files.read(bench.now):
+            found[Path(chunk.stream.path).name] += len(chunk.data.split())
+        archives = [each.reader.content for each in files if isinstance(each.reader.content, Archive)]
+        assert sum(each._decompressor is not None for each in archives) <= 2
+    return found
+
+
+def records(first: int, count: int) -> bytes:
+    return b"".join(b'{"n":%07d}\n' % number for number in range(first, first + count))
+
+
+def test_each_of_very_many_is_read_once(bench: Bench):
+    for number in range(20):
+        bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * number + records(100 + number, 5), 1))
+    bench.start()
+    assert read(bench) == {f"{number}.log": 10 for number in range(20)}
+
+
+def test_a_small_one_waits_for_no_large_ones(bench: Bench):
+    large = [f"{number}.log" for number in range(3)]
+    for number, name in enumerate(large):
+        bench.write(name, gzip.compress(records(number, 5) + BLANKS * (LARGE >> 20) + records(100 + number, 5), 1))
+    bench.start()
+    files = bench.follower.files
+    found = read(bench, until=lambda _: any(each.reader.content.size() >= LARGE // 2 for each in files))
+    bench.write("small.log", gzip.compress(records(1000, 5)))
+    found += read(bench, until=lambda found: bool(found["small.log"]))
+    assert found["small.log"] == 5
+    assert sum(found[name] == 10 for name in large) < 2, "most of the large ones are still to be read"
+    assert found + read(bench) == {"small.log": 5, **dict.fromkeys(large, 10)}
+
+
+def test_one_that_grows_within_a_member_makes_room_and_goes_on_where_it_was(bench: Bench):
+    packer = zlib.compressobj(wbits=31)
+    bench.write("grows.log", packer.compress(records(0, 5)) + packer.flush(zlib.Z_SYNC_FLUSH))
+    bench.start()
+    assert read(bench) == {"grows.log": 5}
+    (growing,) = bench.follower.files
+    assert growing.reader.content._decompressor is not None
+    bench.write("other.log", gzip.compress(records(100, 5)))
+    assert read(bench) == {"other.log": 5}
+    assert growing.reader.content._decompressor is None
+    bench.write("grows.log", packer.compress(records(5, 3)) + packer.flush())
+    assert read(bench) == {"grows.log": 3}
