@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +24,6 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, Credentials, NoTokenError
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
-from shipper.delivery.latency import Latencies
 from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge, without_answer
 from shipper.model.records import Batch, Refusal, Settled
@@ -41,7 +41,36 @@ _RESENT_BATCHES: Final = 128  # at the start of a run: a process that was killed
 _PROVEN_AFTER: Final = 100  # acceptances, until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
 _MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
+# Of the latencies: upper ends, seconds; what is longer is counted beyond the last.
+BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SKEW_INTERVAL_S: Final = 10.0
+
+
+class Latencies:
+    """
+    How long requests took: a histogram of all, and the latest ones exactly.
+
+    Attributes:
+        counts: Requests by bucket, one more than there are `BUCKETS`.
+        total_s: Sum of all, seconds.
+    """
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.total_s = 0.0
+        self._latest: list[float] = []
+
+    def note(self, seconds: float) -> None:
+        """Count a request."""
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.total_s += seconds
+        self._latest.append(seconds)
+
+    def take_latest(self) -> list[float]:
+        """Hand out, once, the requests since the last call, the shortest first."""
+        latest, self._latest = self._latest, []
+        latest.sort()
+        return latest
 
 
 class DeliveryCounts(Struct):

@@ -17,7 +17,6 @@ from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import ClockSkew, Credentials, NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate
-from shipper.delivery.latency import quantile
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, without_answer
 from shipper.model.records import Batch, Chunk, Settled
@@ -138,7 +137,7 @@ class InProcess:
     def seen(self, live: Live) -> Live:
         counts = self._shared.counts
         if latest := counts.latencies.take_latest():
-            self._latency = quantile(latest, 0.5), quantile(latest, 0.95)
+            self._latency = _quantile(latest, 0.5), _quantile(latest, 0.95)
         expiries = [at for each in self._senders if (at := each.certificate_expires_at) is not None]
         return replace(
             live,
@@ -208,3 +207,8 @@ class InProcess:
         while True:
             with anyio.CancelScope() as self._renewing:
                 await self._shared.credentials.run()
+
+
+def _quantile(ordered: list[float], q: float) -> float | None:
+    """Return the `q` quantile; None without values."""
+    return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else None

@@ -63,7 +63,7 @@ class Live(Struct, frozen=True, kw_only=True):
         requests: Answers by status, such as `202`, or `none` where there was none.
         retries: Repeated attempts, by reason.
         latency_p50_seconds, latency_p95_seconds: Of the answers of the last second that had some; None before any.
-        latency_counts: Requests by bucket of `latency.BUCKETS`, and beyond the last.
+        latency_counts: Requests by bucket of `sender.BUCKETS`, and beyond the last.
         latency_total_seconds: Sum over all requests.
         concurrency_limit: Requests that may be in flight.
         token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).

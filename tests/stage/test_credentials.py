@@ -22,9 +22,8 @@ from structlog.typing import EventDict
 from trio.testing import MockClock
 
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
-from shipper.delivery.credentials import Authorization, ClockSkew, Credentials, NoTokenError
+from shipper.delivery.credentials import Authorization, ClockSkew, Credentials, NoTokenError, TokenCache
 from shipper.delivery.endpoint import NoAnswerError
-from shipper.delivery.token_cache import TokenCache
 from shipper.delivery.token_sources import Token, expiring
 from shipper.model.errors import ConfigError
 from tests.cases import each

@@ -11,8 +11,9 @@ import pytest
 import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
-from shipper.delivery.latency import BUCKETS, Latencies, quantile
+from shipper.delivery.sender import BUCKETS, Latencies
 from shipper.model.errors import StateError
+from shipper.pipeline.in_process import _quantile as quantile
 from shipper.status.admin.metrics import Metrics
 from shipper.status.board import Board
 from shipper.status.live import Live, Pause

@@ -12,8 +12,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from shipper.codec import MESSAGES
-from shipper.delivery.latency import BUCKETS
-from shipper.delivery.sender import REFUSALS
+from shipper.delivery.sender import BUCKETS, REFUSALS
 from shipper.model.errors import ShipperError
 from shipper.status.live import Live
 from shipper.status.overview import Overview
