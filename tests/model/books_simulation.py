@@ -165,8 +165,8 @@ def ledger(rng: Random) -> Case:
     rate = rng.choice([0.3, 2, 10, 40])  # records a day, brand and source
     for day in (FIRST + at * DAY for at in range(-2, len(days) + 2)):
         for pair in PAIRS:
-            for _ in range(round(rng.expovariate(1 / rate))):
-                accepted[key_of((day, pair), rng.choice(range(24)))] += 1
+            for hour, count in Counter(rng.choices(range(24), k=round(rng.expovariate(1 / rate)))).items():
+                accepted[key_of((day, pair), hour)] = count
     return Case(days, accepted, near(accepted))
 
 

@@ -28,7 +28,7 @@ from tests.model.books_simulation import (
     taking_back,
 )
 
-TRIALS = 2_000
+TRIALS = 1_000
 _PASSES = {"agree", "explained"}
 _HARMFUL: tuple[Plant, ...] = (losing, losing, losing, mixing_up, leaving_out)
 _OTHERS: tuple[Plant, ...] = (doubling, taking_back, refusing, holing, aging, by_another_clock, not_naming)
