@@ -16,6 +16,7 @@ from tests.conftest import SEED
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target, event_ids
 from tests.e2e.fake_service import FakeService
 from tests.e2e.operated import Start
+from tests.e2e.warm_start import warm_starts
 
 SAMPLE_EVENTS = 50_000
 
@@ -31,6 +32,12 @@ class Sample:
     path: Path
     lines: list[bytes]
     ids: list[str]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_starts() -> Iterator[None]:
+    with warm_starts():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,6 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,8 +26,8 @@ import httpx
 
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
-
-SHIPPER = Path(sys.executable).parent / "shipper"
+from tests.e2e import warm_start
+from tests.e2e.warm_start import SHIPPER as SHIPPER
 
 # Settings of a `shipper run` that a test waits for.
 QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
@@ -204,6 +203,7 @@ class Running:
     Args:
         state: The state directory to look at before and after; None = it holds no state store of shipper's.
         folder: Where the output goes.
+        options: Those of `warm_start.start`.
     """
 
     def __init__(self, command: list[str | Path], state: Path | None, folder: Path, **options: Any) -> None:
@@ -214,7 +214,7 @@ class Running:
         number = len(list(folder.glob("*.stderr")))
         self._stdout, self._stderr = folder / f"{number}.stdout", folder / f"{number}.stderr"
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, **options)
+            self.process = warm_start.start(command, stdout=out, stderr=err, **options)
         self.pid = self.process.pid
 
     @property
@@ -373,6 +373,7 @@ class Shipper:
             configured: Whether to name the configuration and give the environment that goes with it.
             check: False where the state store is not one of shipper's or is held by the test.
             prefix: Words in front of the command, such as another program that executes it.
+            options: Those of `warm_start.start`, such as `fresh=True`.
         """
         command: list[str | Path] = [*prefix, SHIPPER, *arguments]
         if configured:

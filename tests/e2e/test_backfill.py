@@ -125,7 +125,7 @@ def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
             out.write(line + b"x" * length + b"\n")
         out.write(sample.lines[len(lengths)])
     good = len(lengths) + 1
-    result = shipper.backfill(file, limit_s=20)
+    result = shipper.backfill(file, limit_s=20, fresh=True)
     assert (result.returncode, result.counts()) == (3, (good + len(lengths), good, len(lengths), 0, 0))
     service.assert_holds_exactly(sample.ids[:good])
     state = shipper.read_state()

@@ -243,7 +243,7 @@ def test_bombs_cost_no_memory_and_no_neighbour(shipper: Shipper, service: Servic
         path = shipper.folder / f"{suffix}.log"
         path.write_bytes(b"".join([*parts, COMPRESSIONS[suffix](last)]))
         assert path.stat().st_size < 1_000_000
-    result = shipper.backfill(shipper.folder / "*.log", limit_s=20)
+    result = shipper.backfill(shipper.folder / "*.log", limit_s=20, fresh=True)
     assert (result.returncode, result.counts()) == (3, (12, 8, 4, 0, 0))
     service.assert_holds_exactly(sample.ids[:8])
     assert shipper.read_state().rules == ["oversized"] * 4
@@ -264,7 +264,7 @@ def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, servi
             packing.stdin.close()
             assert packing.wait(20) == 0
     (shipper.folder / "plain").write_bytes(sample.lines[2])
-    result = shipper.backfill("deep.zst", "long.zst", "plain", limit_s=20)
+    result = shipper.backfill("deep.zst", "long.zst", "plain", limit_s=20, fresh=True)
     assert result.returncode in {3, 4}
     assert result.returncode == 3 or "long.zst" in result.stderr
     assert service.holds(sample.ids[1:3])
@@ -277,7 +277,7 @@ def test_what_was_decompressed_of_many_archives_does_not_add_up(shipper: Shipper
     blanks = gzip.compress((b" " * 1023 + b"\n") * (4 << 10))
     for number in range(150):
         (tail.folder / f"{number}.gz").write_bytes(blanks + gzip.compress(sample.lines[number]))
-    tail.start("*.gz")
+    tail.start("*.gz", fresh=True)
     tail.wait(150, limit_s=120)
     assert tail.stop(150).peak_bytes < 130 << 20
 
@@ -289,7 +289,7 @@ def test_wide_windows_of_many_archives_do_not_add_up(shipper: Shipper, service: 
     for number in range(4):
         data = (b" " * 1023 + b"\n") * (70 << 10) + sample.lines[number]
         (tail.folder / f"{number}.zst").write_bytes(zstd.compress(data, options=options))
-    tail.start("*.zst")
+    tail.start("*.zst", fresh=True)
     tail.wait(4, limit_s=60)
     result = tail.stop(4)
     assert result.peak_bytes < 200 << 20

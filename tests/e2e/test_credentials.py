@@ -469,7 +469,8 @@ def test_no_failure_shows_a_secret_or_whom_a_record_is_about(
             f'[intake]\nbase_url = "http://x"\n{KEYS}{Template(failures.intake).substitute(places)}'
             f'[state]\ndirectory = "{shipper.state}"\n'
         )
-        running = shipper.start("backfill", canaries, "--log-level", "debug", settings=settings, env=SECRETS)
+        debug = ["--log-level", "debug"]
+        running = shipper.start("backfill", canaries, *debug, settings=settings, env=SECRETS, fresh=True)
         command = Path(f"/proc/{running.pid}/cmdline")
         running.wait_until(command.read_text, "it is executed")
         words = command.read_text()

@@ -111,6 +111,7 @@ def test_no_answer_whatever_it_holds_ends_the_run_or_is_read_for_ever(
         result = shipper.backfill(
             file,
             limit_s=120,
+            fresh=True,
             settings={
                 "batch.max_events": 1,
                 "delivery.concurrency": 1,

@@ -160,7 +160,7 @@ LARGE_REPORTS: dict[str, Reply] = {
 @pytest.mark.parametrize("what", LARGE_REPORTS)
 def test_no_answer_takes_memory_without_bound(what: str, told: Reporter, origin: ReportService):
     origin.rule = lambda _: LARGE_REPORTS[what]
-    running = told.start("1001", *OCTOBER, "--format", "json", settings={"delivery.give_up_after_seconds": 0})
+    running = told.start("1001", *OCTOBER, "--format", "json", settings=NO_PATIENCE, fresh=True)
     result = running.finish(limit_s=60)
     assert_told(result, what)
     assert result.peak_bytes < MEMORY_BYTES

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import unicodedata
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Shipper, Target, changed, wait_until
 from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.warm_start import start
 from tests.report_documents import brand, entry
 from tests.report_service import ReportService, document, ok
 from tests.reporter import OCTOBER, Reporter
@@ -64,22 +66,25 @@ def on_terminal(
     watching.start()
     environment = {**shipper.environment(), "TERM": "dumb", "COLUMNS": "20000", **env}
     try:
-        with subprocess.Popen(
+        process = start(
             [SHIPPER, *arguments],
             stdin=subprocess.PIPE,
             stdout=terminal,
             stderr=terminal,
             cwd=shipper.folder,
             env=environment,
-        ) as process:
-            try:
-                if until:
-                    wait_until(lambda: until.encode() in seen or process.poll() is not None, until, limit_s=25)
-                    then(seen.decode(errors="replace"))
-                    process.send_signal(signal.SIGINT)
-                process.communicate(stdin, timeout=60)
-            finally:
-                process.kill()
+        )
+        try:
+            if until:
+                wait_until(lambda: until.encode() in seen or process.poll() is not None, until, limit_s=25)
+                then(seen.decode(errors="replace"))
+                process.send_signal(signal.SIGINT)
+            with suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(stdin)
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
     finally:
         os.close(terminal)
         watching.join(10)

@@ -80,7 +80,7 @@ def test_an_endless_line_and_the_torn_one_of_a_producer_that_was_killed_cost_no_
     script = 'cat "$0"; exec sleep 60'
     with subprocess.Popen(["sh", "-c", script, data], stdout=subprocess.PIPE) as producer:
         running = shipper.start(
-            "pipe", "--summary", "json", stdin=producer.stdout, settings={"batch.linger_seconds": 0.05}
+            "pipe", "--summary", "json", stdin=producer.stdout, settings={"batch.linger_seconds": 0.05}, fresh=True
         )
         running.wait_until(lambda: service.stored == 100, "the complete lines are accepted")
         assert not running.has_ended, "its input had not ended"

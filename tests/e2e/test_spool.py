@@ -314,7 +314,7 @@ def test_an_element_without_an_end_is_told_and_what_came_before_it_is_not_lost(
     shipper: Shipper, service: Service, sample: Sample
 ):
     settings = {**QUICK, "input.max_record_bytes": 1000}
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings, fresh=True)
     head = b"[" + b",".join(line.rstrip() for line in sample.lines[:20])
     feed(running, head + b',{"EventId":"' + b"x" * 4_000_000)
     result = running.finish()
@@ -443,7 +443,7 @@ def test_a_full_spool_makes_the_producer_wait_and_goes_on(shipper: Shipper, fake
     shipper.target = fake.target
     fake.default = HANG
     settings = {**QUICK, "spool.max_bytes": 400_000, "spool.segment_bytes": 100_000}
-    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings, fresh=True)
     written = 0
     ids = sample.ids[:4000]
     data = b"".join(line[:-2] + b" " * 1300 + b"}\n" for line in sample.lines[: len(ids)])

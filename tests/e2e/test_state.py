@@ -606,7 +606,7 @@ def test_files_that_came_and_went_are_forgotten_but_for_the_youngest_and_those_t
 
     tail.append(110, 120)
     new = tail.append(120, 130, "app.ndjson.2")
-    result = shipper.backfill(tail.file, new)
+    result = shipper.backfill(tail.file, new, fresh=True)
     assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), "the file that was known was read on"
     assert result.peak_bytes < 150 << 20
     left = known_streams(shipper)
@@ -763,7 +763,7 @@ def test_a_service_that_is_away_while_the_input_goes_on_costs_no_memory(
     rounds, lines_each = 3, 2500
     wide = [line[:-2] + b" " * 1400 + b"}\n" for line in sample.lines[:lines_each]]  # bytes count, and few records do
     settings = {"batch__max_events": 200, "delivery__concurrency": 2}
-    running = tail.start(**settings, delivery__retry_initial_seconds=0.02, delivery__retry_max_seconds=0.05)
+    running = tail.start(**settings, delivery__retry_initial_seconds=0.02, delivery__retry_max_seconds=0.05, fresh=True)
     written: list[str] = []
     resident: list[int] = []
     for number in range(rounds):
@@ -807,7 +807,7 @@ def test_a_line_of_160_megabytes_is_a_dead_letter_by_its_place_and_costs_no_memo
     write_long_line(tail.file)
     tail.append(10, 20)
     with tail.file.open("rb") as stdin:
-        result = shipper.run("pipe", "--summary", "json", stdin=stdin)
+        result = shipper.run("pipe", "--summary", "json", stdin=stdin, fresh=True)
     assert (result.returncode, result.counts()) == (3, (21, 20, 1, 0, 0))
     assert 10 << 20 < result.peak_bytes < 130 << 20
     service.assert_holds_exactly(sample.ids[:20])
@@ -835,7 +835,7 @@ def test_a_line_of_160_megabytes_that_is_still_being_written_at_a_kill_is_one_de
     with tail.file.open("ab") as out:
         out.write(b"the end\n")
     tail.append(10, 20)
-    running = tail.start()
+    running = tail.start(fresh=True)
     tail.wait(22, limit_s=30)
     tail.stop(22, dead_lettered=1)
     assert running.peak_bytes < 130 << 20

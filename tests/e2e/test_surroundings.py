@@ -137,7 +137,7 @@ def test_a_stop_while_the_program_is_loaded_ends_with_a_documented_exit_code(
     (shipper.folder / "events.ndjson").write_bytes(b"".join(sample.lines[:10]))
     settings = {"input.include": '["events.ndjson"]', **QUICK}
     for _ in range(20):
-        running = shipper.start(*command, settings=settings, stdin=subprocess.PIPE)
+        running = shipper.start(*command, settings=settings, stdin=subprocess.PIPE, fresh=True)
         while not running.has_ended and not _catches(running.pid, number):
             os.sched_yield()
         running.process.send_signal(number)
@@ -191,7 +191,7 @@ def test_a_signal_while_it_starts_leaves_no_traceback_and_loses_nothing(
     file.write_bytes(b"".join(sample.lines[:2000]))
     for number in [signal.SIGTERM, signal.SIGINT] * 2:
         (shipper.state / "lock").unlink(missing_ok=True)
-        running = shipper.start("backfill", file, settings={"batch.max_events": 10})
+        running = shipper.start("backfill", file, settings={"batch.max_events": 10}, fresh=True)
         running.wait_until((shipper.state / "lock").exists, "it begins")
         with suppress(subprocess.TimeoutExpired):
             running.process.wait(rng.uniform(0, 0.1))

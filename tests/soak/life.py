@@ -215,11 +215,12 @@ def _started(name: str, plan: Plan, folder: Path, service: Service, stack: ExitS
     blocks = Blocks(lines, PARTS.index(name))
     if name == "pipe":
         options = ["--listen", "127.0.0.1:0", "--summary", "json"]
-        running = shipper.start(name, *options, settings=_SETTINGS | _PIPE_SETTINGS, stdin=subprocess.PIPE)
+        settings = _SETTINGS | _PIPE_SETTINGS
+        running = shipper.start(name, *options, settings=settings, stdin=subprocess.PIPE, fresh=True)
         return Part(name, running, shipper, PipeWriter(blocks, running.stdin), plan.cycle_s)
     old, before = write_finished(_inputs(shipper), blocks, plan.gone_files)
     include = {"input.include": f'["{_inputs(shipper)}/*.ndjson"]'}
-    running = shipper.start(name, settings=_SETTINGS | _RUN_SETTINGS | include)
+    running = shipper.start(name, settings=_SETTINGS | _RUN_SETTINGS | include, fresh=True)
 
     def arrived() -> int:
         return service.arrived(name) - before.accepted

@@ -1,0 +1,113 @@
+"""
+The process that `warm_start` forks the command from: `python warm_parent.py DESCRIPTOR`, of a socket.
+
+It imports what the commands import and runs nothing else of shipper's. Each request makes a child,
+which leaves `_serve` and ends as the console script does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import io
+import json
+import os
+import socket
+import sys
+from importlib import import_module
+from pkgutil import walk_packages
+from typing import Any
+
+# What the commands load when they need it, beside shipper's own modules. Polars is not here: it starts threads.
+_LIBRARIES = (
+    "anyio._backends._asyncio",
+    "concurrent.futures.thread",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "rich.text",
+    "sqlite3",
+    "ssl",
+    "uvloop",
+    "watchfiles._rust_notify",
+    "zoneinfo",
+)
+_PROGRAMS = {"shipper.__main__", "shipper.cli.worker"}
+
+
+def _load() -> None:
+    import shipper
+
+    for module in walk_packages(shipper.__path__, "shipper."):
+        if module.name not in _PROGRAMS:
+            import_module(module.name)
+    for name in _LIBRARIES:
+        import_module(name)
+
+
+def _serve(connection: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request, and return it in the child; return None when nobody can ask any more."""
+    while True:
+        header, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
+        if not header:
+            return None
+        body = b""
+        while missing := int.from_bytes(header, "big") - len(body):
+            body += connection.recv(missing)
+        reading, writing = os.pipe()
+        between = os.fork()
+        if not between:
+            if child := os.fork():
+                os.write(writing, child.to_bytes(4, "big"))
+                os._exit(0)  # whoever asked adopts the child
+            connection.close()
+            return {**json.loads(body), "streams": descriptors}
+        os.waitpid(between, 0)
+        connection.sendall(os.read(reading, 4))
+        for descriptor in (reading, writing, *descriptors):
+            os.close(descriptor)
+
+
+def _become(command: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+    """Make this process what the interpreter makes of a start of the console script."""
+    for number, descriptor in enumerate(streams):
+        os.dup2(descriptor, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[:] = command
+    sys.path[0] = os.path.dirname(command[0])
+    sys.stdin = sys.__stdin__ = _reopened(sys.stdin, 0, "r")
+    sys.stdout = sys.__stdout__ = _reopened(sys.stdout, 1, "w")
+    sys.stderr = sys.__stderr__ = _reopened(sys.stderr, 2, "w")
+
+
+def _reopened(stream: io.TextIOWrapper, descriptor: int, mode: str) -> io.TextIOWrapper:
+    """Open a standard stream as the interpreter does, in the encoding that it chose for the stream before."""
+    buffer = os.fdopen(descriptor, f"{mode}b", closefd=False)
+    buffer.raw.name = stream.name
+    by_line = descriptor == 2 or buffer.raw.isatty()
+    again = io.TextIOWrapper(buffer, stream.encoding, stream.errors, newline="\n", line_buffering=by_line)
+    again.mode = mode
+    return again
+
+
+def _keep_modules() -> None:
+    """Let the interpreter leave the modules as they are at its end; tearing them down costs more than the command."""
+    kept = [sys.modules.pop(name) for name in sys.modules.keys() - {"__main__", "builtins", "sys"}]
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+
+
+if __name__ == "__main__":
+    # What the interpreter adds to an environment that names no locale.
+    LOCALE = {name: value for name, value in os.environ.items() if name.startswith("LC_")}
+    _load()
+    REQUEST = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if REQUEST is not None:
+        REQUEST["environment"] = LOCALE | REQUEST["environment"]
+        _become(**REQUEST)
+        atexit.register(_keep_modules)
+        from shipper.cli import main
+
+        sys.exit(main())

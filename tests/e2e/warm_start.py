@@ -1,0 +1,204 @@
+"""
+Starts the command for a fifth of what a start costs: it is forked from a process that has imported it already.
+
+Most of a start is imports. One process for each process of pytest, `warm_parent.py`, does them once; a start passes it
+the words, the folder, the environment and the three standard streams, and it forks. It forks twice, and the process
+between ends at once, while the test's process adopts orphans: so the command is the test's own child, to be waited for
+and killed by its number.
+
+What is the same as in a real start: words, folder, environment, standard streams and no other descriptor, signals,
+umask, limits and process group; no code of shipper's has run but its imports; the command's exit code, its unhandled
+errors and its exit handlers are the interpreter's own business.
+
+What is not the same, and is therefore for a real start (`fresh=True`, or `_can_start` says no):
+
+- Nothing is imported any more. What happens while the command is loaded, such as a signal, cannot be seen, nor that a
+  module is missing.
+- What the interpreter, the C library or a module reads from the environment as it starts is read already: only
+  variables that are known to be read later are let through.
+- The process is larger, and it begins with pages that it shares.
+- `/proc/PID/cmdline`, `environ` and `comm` are those of the parent.
+- Hashes of strings are the same in all children of one parent.
+- At the end, modules are not torn down.
+
+`SHIPPER_TEST_STARTS=real` starts every command for real; outside of pytest every start is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import IO, Any
+
+SHIPPER = Path(sys.executable).parent / "shipper"
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MOST_SECONDS_BETWEEN_LOOKS = 0.05
+# Variables that shipper and its libraries read when a command runs, or that are a test's own.
+_HARMLESS = re.compile(
+    r"HOME|PATH|TMPDIR|TERM|COLUMNS|LINES|NOTIFY_SOCKET|WATCHDOG_USEC|XDG_\w+|SHIPPER(?!_CRASH_AT)\w*|INTAKE_\w+|REPORT_\w+"
+    r"|CLIENT_SECRET|(PROXY_)?PASSWORD"
+)
+
+
+class Process:
+    """
+    A running command, with what tests use of `subprocess.Popen`.
+
+    Args:
+        command: `shipper` and its words.
+        stdin, stdout, stderr: Files or descriptors; `stdin` may also be DEVNULL or PIPE.
+    """
+
+    def __init__(
+        self,
+        command: list[str | Path],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdin: Any,
+        stdout: IO[bytes] | int,
+        stderr: IO[bytes] | int,
+    ) -> None:
+        self.stdin: IO[bytes] | None = None
+        self.returncode: int | None = None
+        with ExitStack() as opened:
+            if stdin == subprocess.DEVNULL:
+                stdin = opened.enter_context(open(os.devnull, "rb"))
+            elif stdin == subprocess.PIPE:
+                reading, writing = os.pipe()
+                opened.callback(os.close, reading)
+                stdin, self.stdin = reading, os.fdopen(writing, "wb")
+            streams = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdin, stdout, stderr)]
+            assert _parent is not None
+            self.pid = _parent.start([os.fsdecode(word) for word in command], cwd, env, streams)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = 0.0005
+        while self.poll() is None:
+            left = _MOST_SECONDS_BETWEEN_LOOKS if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired("shipper", timeout or 0)
+            pause = min(2 * pause, left, _MOST_SECONDS_BETWEEN_LOOKS)
+            time.sleep(pause)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class _Parent:
+    """The process that commands are forked from: started for the first of them, it ends when its socket is closed."""
+
+    def __init__(self) -> None:
+        self._socket, self._theirs = socket.socketpair()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+
+    def start(self, command: list[str], folder: Path, environment: Mapping[str, str], streams: list[int]) -> int:
+        """Return the number of the new process."""
+        request = {"command": command, "folder": str(folder), "environment": dict(environment)}
+        body = json.dumps(request).encode()
+        with self._lock:
+            self._process = self._process or self._begin()
+            with _adopting_orphans():
+                socket.send_fds(self._socket, [len(body).to_bytes(4, "big")], streams)
+                self._socket.sendall(body)
+                number = int.from_bytes(self._socket.recv(4), "big")
+        assert number, "the process that forks has ended"
+        return number
+
+    def close(self) -> None:
+        self._theirs.close()
+        self._socket.close()
+        if self._process is not None:
+            self._process.wait(10)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        with self._theirs as theirs:
+            return subprocess.Popen(
+                [sys.executable, Path(__file__).with_name("warm_parent.py"), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={"PATH": os.environ["PATH"]},
+            )
+
+
+@contextmanager
+def _adopting_orphans() -> Iterator[None]:
+    """Become the parent of processes whose own parent ends; only for now, as nobody would wait for others' orphans."""
+    prctl = ctypes.CDLL(None).prctl
+    assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+_parent: _Parent | None = None
+
+
+@contextmanager
+def warm_starts() -> Iterator[None]:
+    """Let commands be started warm within, unless that is forbidden or impossible."""
+    global _parent
+    if sys.platform == "linux" and os.environ.get("SHIPPER_TEST_STARTS") != "real":
+        _parent = _Parent()
+    try:
+        yield
+    finally:
+        if _parent is not None:
+            _parent.close()
+            _parent = None
+
+
+def start(command: list[str | Path], *, fresh: bool = False, **options: Any) -> Process | subprocess.Popen[bytes]:
+    """
+    Start a command, warm if that can be.
+
+    Args:
+        fresh: Whether the start itself is looked at, and must be a real one.
+        options: Those of `subprocess.Popen`.
+    """
+    if fresh or not _can_start(command, options):
+        return subprocess.Popen(command, **options)
+    return Process(command, **options)
+
+
+def _can_start(command: list[str | Path], options: Mapping[str, Any]) -> bool:
+    """Return whether a warm start of this command differs from a real one in nothing that is asked for."""
+    return (
+        _parent is not None
+        and command[0] == SHIPPER
+        and options.keys() == {"cwd", "env", "stdin", "stdout", "stderr"}
+        and None not in options.values()
+        and all(_HARMLESS.fullmatch(name) for name in options["env"])
+    )
