@@ -1,1 +1,1 @@
-"""What `shipper check` looks at on the network."""
+"""The part of `shipper check` that uses the network."""

@@ -1,4 +1,4 @@
-"""A look at everything between this machine and an endpoint, step by step; it writes nothing there."""
+"""Checks everything between this machine and an endpoint, step by step; nothing is written there."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Result = Literal["ok", "note", "fail"]  # `note`: not wrong, but worth knowing
 
 class Item(Struct, frozen=True):
     """
-    What was found out about one thing.
+    One finding.
 
     Attributes:
         name: A setting, such as `intake.token`, or a step to the service, such as `intake:tls`.
@@ -75,7 +75,7 @@ EMPTY_BATCH: Final = Probe(
 
 class Checkup:
     """
-    Goes the way of a sender to one endpoint, and tells about each step.
+    Connects to one endpoint as a sender does, and reports each step.
 
     Args:
         section: The settings' section, `intake` or `report`.
@@ -135,7 +135,7 @@ class Checkup:
         return True
 
     async def _look_up(self, server: Server) -> bool:
-        """Look the name up, which the connection does by itself: here, all addresses are told."""
+        """Look the name up and report all addresses; the connection does its own lookup."""
         host = server.host
         if self._endpoint.proxy is not None:
             self._tell("ok", "dns", f"{host} is not looked up here: that is the proxy's work")

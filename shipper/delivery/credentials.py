@@ -1,4 +1,4 @@
-"""What a request to one endpoint is authorised with: an access token and one of a pair of subscription keys."""
+"""The credentials of one endpoint: an access token, and one of a pair of subscription keys."""
 
 from __future__ import annotations
 
@@ -110,10 +110,10 @@ class Credentials:
 
     async def authorize(self) -> Authorization:
         """
-        Give what the next request is to be sent with, at once while the token is good.
+        Return the credentials for the next request, at once while the token is good.
 
         Raises:
-            NoTokenError: There is no token or key, and none could be had just now.
+            NoTokenError: There is no token or key, and none could be fetched.
         """
         token = await self._token.get()
         key = self._keys[self._index]
@@ -126,10 +126,10 @@ class Credentials:
 
     def learn(self, action: Action, used: Authorization) -> bool:
         """
-        Take note of what an answer says of the authorization.
+        Note what an answer says of the credentials.
 
         Returns:
-            Whether it makes sense to send the same again at once, with another one.
+            Whether it is worth sending the same again at once, with other credentials.
         """
         if action is Action.RENEW_TOKEN:
             self.refuse_token(used)
@@ -142,7 +142,7 @@ class Credentials:
 
     def refuse_token(self, refused: Authorization) -> None:
         """
-        The service does not take the token: have the next `authorize` fetch another.
+        Note that the service refuses the token: the next `authorize` fetches another.
 
         Args:
             refused: What the request was sent with; nothing happens if the token is another one by now.
@@ -151,12 +151,12 @@ class Credentials:
 
     def refuse_key(self, refused: Authorization) -> bool:
         """
-        The gateway does not take the subscription key: switch to the other one of the pair.
+        Note that the gateway refuses the subscription key, and switch to the other one of the pair.
 
         Args:
             refused: What the request was sent with; nothing is switched if the key is another one by now.
         Returns:
-            Whether the key is now one that was not refused since the last acceptance, so that it is worth trying.
+            Whether the current key was not refused since the last acceptance, and is worth trying.
         """
         self._refused_keys.add(refused.subscription_key)
         key = self._keys[self._index]
@@ -166,7 +166,7 @@ class Credentials:
         return self._keys[self._index].last_value not in self._refused_keys
 
     def note_accepted(self) -> None:
-        """A request went through, so no key is known to be bad."""
+        """Note that a request was accepted: no key is known to be bad."""
         self._refused_keys.clear()
 
     def _switch_key(self) -> None:
@@ -174,7 +174,7 @@ class Credentials:
             return
         self._index = 1 - self._index
         key = self._keys[self._index]
-        # While both are refused they take turns, which need not be told each time.
+        # While both are refused they alternate, which is logged once.
         tell = log.debug if key.last_value in self._refused_keys else log.warning
         tell("key_switched", key=key.name)
 
@@ -189,7 +189,7 @@ def credentials_of(
     wall_time: Callable[[], float],
     rng: Random,
 ) -> Credentials:
-    """Make the credentials of an endpoint whose tokens come the way its requests go; arguments and errors as above."""
+    """Make the credentials of an endpoint; arguments and errors as above."""
 
     async def post(url: str, fields: dict[str, str]) -> Answer:
         from shipper.delivery.forms import post_form  # needed by some
@@ -245,15 +245,15 @@ class TokenCache:
 
     async def get(self) -> str:
         """
-        Give the token, at once while it is good.
+        Return the token, at once while it is good.
 
         Raises:
-            NoTokenError: There is none, and the fetch that was under way, or that this call began, failed.
+            NoTokenError: There is none, and fetching it failed.
         """
         now = self._now()
         if self._token is not None and now >= self._look_at:
             self._look_at = now + self._source.look_interval_s
-            with suppress(NoTokenError):  # told; the token we have is still good
+            with suppress(NoTokenError):  # logged; the current token is still good
                 await self._fetch()
         while (token := self._good_token()) is None:
             await self._fetch()
@@ -262,7 +262,7 @@ class TokenCache:
         return token.value
 
     def refuse(self, value: str) -> None:
-        """Forget the token if it is the one that was refused; not so soon that its source would be overrun."""
+        """Forget the token if it is the one that was refused, but not within the pause of its source."""
         is_current = self._token is not None and self._token.value == value
         if is_current and self._now() >= self._ended_at + self._source.pause_s:
             self._token = None
@@ -276,7 +276,7 @@ class TokenCache:
                 with anyio.move_on_after(wait_s):
                     await try_changed.wait()
             else:
-                with suppress(NoTokenError):  # told, and tried again later
+                with suppress(NoTokenError):  # logged, and tried again later
                     await self._fetch()
 
     def _good_token(self) -> Token | None:
@@ -323,7 +323,7 @@ class TokenCache:
         if self._told_reason:
             log.info(self._event("recovered"), key=self.name)
         self._told_reason, self._last_error = "", None
-        # The same one again is due when it was due before, however short its life has become by now.
+        # An unchanged token keeps the time at which it is due.
         if self._token is None or self._token.value != token.value:
             self._refresh_at = math.inf if token.refresh_at is None else token.refresh_at
         self._token = token
@@ -368,7 +368,7 @@ class TokenCache:
 
 
 def _copy(error: NoTokenError, *, retry_after_s: float | None = None) -> NoTokenError:
-    """Make an error of the waiter's own: one that several tasks raise would collect the tracebacks of all."""
+    """Copy an error for each waiter: one that several tasks raise would collect the tracebacks of all."""
     return NoTokenError(
         error.reason,
         error.message,
@@ -378,7 +378,7 @@ def _copy(error: NoTokenError, *, retry_after_s: float | None = None) -> NoToken
 
 
 class ClockSkew:
-    """How far the service's clock is from ours, told when it is so far that it may be why tokens are refused."""
+    """The difference between the service's clock and ours; logged when it may be why tokens are refused."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -392,7 +392,7 @@ class ClockSkew:
         Measure the skew by an answer.
 
         Args:
-            date_header: `Date`, in any of the three forms of HTTP; what is no date is passed over.
+            date_header: `Date`, in any of the three forms of HTTP; anything else is ignored.
             wall_time: Our clock when the answer came, seconds since the epoch.
         """
         server_time = epoch_s(date_header)

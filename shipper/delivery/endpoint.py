@@ -1,4 +1,4 @@
-"""What is sent to the service, and with which headers: one request after the other over one connection."""
+"""Requests to the service: their headers, and the connection that carries them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 class Endpoint:
     """
-    Sends one request after the other over one connection.
+    Sends one request after the other over one connection, which it renews from time to time.
 
     Args:
         section: The settings' section, `intake` or `report`, for errors.
@@ -64,7 +64,7 @@ class Endpoint:
 
     @property
     def certificate_expires_at(self) -> float | None:
-        """When the certificate expires that the service showed last, seconds since the epoch; None without TLS."""
+        """When the service's certificate expires, seconds since the epoch; None without TLS, or before a request."""
         return self._connection.certificate_expires_at
 
     async def request(
@@ -87,7 +87,7 @@ class Endpoint:
             encoding: Of the body, if it has one: the header Content-Encoding.
             max_answer_bytes: The body is read up to here; a longer one costs the connection.
         Raises:
-            NoAnswerError: Anything between the name lookup and the last byte of the answer went wrong.
+            NoAnswerError: Something failed between the name lookup and the last byte of the answer.
         """
         if authorization != self._authorization:
             self._headers = self._headers_with(authorization)
@@ -110,7 +110,7 @@ class Endpoint:
 
     def _headers_with(self, authorization: Authorization) -> list[tuple[bytes, bytes]]:
         """
-        Put together what all requests with an authorization have in common.
+        Return the headers that all requests with an authorization have.
 
         Raises:
             NoAnswerError: No header can carry the token or key.
@@ -131,7 +131,7 @@ class Endpoint:
         ]
 
     async def _renew(self) -> None:
-        """Close the connection from time to time, so that the service's address is looked up again."""
+        """Close an old or idle connection, so that the service's address is looked up again."""
         now = self._now()
         if now - self._opened_at >= self._max_age_s or now - self._used_at >= _IDLE_S:
             await self._connection.aclose()
@@ -151,12 +151,12 @@ def compressed(body: bytes) -> bytes:
 
 
 def new_traceparent(rng: Random) -> str:
-    """Make a trace of its own for an attempt: version, trace id, span id, "sampled", as in W3C Trace Context."""
+    """Make the header of a new trace: version, trace id, span id, "sampled", as in W3C Trace Context."""
     return f"00-{rng.getrandbits(128) or 1:032x}-{rng.getrandbits(64) or 1:016x}-01"
 
 
 def answer_of(status: int, headers: Mapping[bytes, bytes], body: bytes) -> Answer:
-    """Pick from an answer what is of use; the names of headers are in lower case."""
+    """Return what the verdict needs of an answer; the names of headers are in lower case."""
     texts = {name: value.decode("latin-1") for name, value in headers.items()}
     request_id = next((texts[name] for name in _REQUEST_IDS if name in texts), "")
     return Answer(

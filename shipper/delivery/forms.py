@@ -1,4 +1,4 @@
-"""The form that is sent to a token endpoint: by the HTTP library's client, over a connection of ours."""
+"""Posts forms to token endpoints, with httpx over our own connection."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def post_form(
     connection = Connection(
         url, endpoint, delivery, section=section, ssl_context=ssl_context, limit_s=_LIMIT_S, is_service=False
     )
-    # Sent as it is: without what the client would add to a request that it makes itself.
+    # Made here, as the client would add headers to a request of its own.
     request = httpx.Request(
         "POST", url, data=dict(fields), headers={"Accept": "application/json", "User-Agent": USER_AGENT}
     )
@@ -55,7 +55,7 @@ async def post_form(
 
 
 class _Transport(httpx.AsyncBaseTransport):
-    """Sends requests over one connection; of an answer, no more of the body is read than a token needs."""
+    """Sends requests over one connection; of an answer's body, only as much is read as a token needs."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

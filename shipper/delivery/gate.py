@@ -1,10 +1,10 @@
 """
-The gate between the senders and the service: every request asks it first.
+The gate that every request passes on its way to the service.
 
-While the service takes batches, the gate lets as many requests through as the concurrency limit says, at the rate that
-was set. A service that asks for a wait, is away, or refuses what is no fault of the records shuts it for all senders.
-Then one of them at a time may probe with its batch, first come, first served, so that one bad batch cannot keep the
-gate shut; the first acceptance opens it, and the requests in flight grow again from two.
+While the service accepts batches, the gate admits as many requests as the concurrency limit allows, at the configured
+rate. It shuts for all senders when the service asks for a wait, is unavailable, or refuses requests for a reason other
+than their records. Then one sender at a time probes with its batch, in the order of arrival, so that one bad batch
+cannot keep the gate shut. The first acceptance opens it, and the requests in flight grow again from two.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from shipper.model.errors import DeliveryGaveUpError
 log = structlog.get_logger("delivery")
 
 _OUTAGE_FAILURES: Final = 5  # in a row, of all senders: fewer are an accident
-# A service that is away is asked every few seconds, as that harms nobody and its return is seen soon. What a person
-# has to put right is asked for less and less often.
+# An unavailable service is probed every few seconds: that is harmless, and its return is noticed soon. A fault that a
+# person has to fix is probed less and less often.
 _OUTAGE_PROBE_MAX_S: Final = 5.0
-# How long a fault of the set-up is tolerated before anything was accepted: secrets may be put in place just now.
+# How long a fault of the set-up is tolerated before the first acceptance: secrets may be about to be put in place.
 FAIL_FAST_S: Final = 5.0
 _LIMITS: Final = {"throttled", "quota"}
 _PASSING: Final = {"unavailable", *_LIMITS}
@@ -42,12 +42,12 @@ _MEND_IT: Final = (
 
 class Passage(NamedTuple):
     """
-    A request that was let through.
+    A request that was admitted.
 
     Attributes:
         started_at: On the gate's clock, seconds.
         in_flight: Requests in flight then, this one included.
-        is_probe: It went through a shut gate.
+        is_probe: It was admitted through a shut gate.
     """
 
     started_at: float
@@ -60,18 +60,18 @@ class Gate:
     Shared by all senders of a pipeline.
 
     Args:
-        give_up_after_s: With no acceptance for so long the run is given up; None = never. With `delivery.fail_fast`, a
-            fault of the set-up before the first acceptance ends it sooner.
+        give_up_after_s: Give the run up after this time without an acceptance; None = never. With
+            `delivery.fail_fast`, a fault of the set-up before the first acceptance ends it sooner.
 
     Attributes:
         reason: Why delivery pauses, one word; empty while the gate is open.
         message: The same for a person.
-        what: The message without what to check, see `Verdict`.
-        failing_since: From when on nothing was accepted: the first failure since the last acceptance or, if that came
-            while the gate was held, the acceptance. None while all is well.
-        in_flight: Requests that have no answer yet.
+        what: The message without advice, see `Verdict`.
+        failing_since: Since when nothing was accepted: the first failure after the last acceptance or, if that came
+            while the gate was held, the acceptance. None while there are no failures.
+        in_flight: Requests without an answer yet.
         shut_at: When the gate was shut for this reason.
-        probe_at: When the next probe may go, if the gate is shut.
+        probe_at: When the next probe may be sent, if the gate is shut.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Gate:
 
     async def enter(self, events: int) -> Passage:
         """
-        Wait until a request may be sent; `leave` has to follow.
+        Wait until a request may be sent; the caller must call `leave` after it.
 
         Raises:
             DeliveryGaveUpError: Nothing was accepted for too long.
@@ -137,16 +137,16 @@ class Gate:
 
     @property
     def wait_s(self) -> float:
-        """How long no request is sent at least, because the gate is shut."""
+        """The least time until the next request, because the gate is shut; 0 while it is open."""
         return max(0.0, self._held_until - self._now(), self.probe_at - self._now()) if self.reason else 0.0
 
     def leave(self) -> None:
-        """The request has an answer, or there will be none; what came of it has to be noted before the next await."""
+        """Note that a request has ended; its outcome must be noted before the next await."""
         self.in_flight -= 1
         self._tell_change()
 
     def _wait_s(self) -> float:
-        """How long nobody may pass, as things are; infinite until something happens."""
+        """Return how long no request is admitted; infinite until something changes."""
         now = self._now()
         wait_s = max(self._held_until, self._paced_until) - now
         if self.reason:
@@ -155,10 +155,10 @@ class Gate:
 
     def _patience_s(self) -> float:
         """
-        How long to wait for an acceptance.
+        Return how much longer to wait for an acceptance.
 
         Raises:
-            DeliveryGaveUpError: No longer.
+            DeliveryGaveUpError: The time is over.
         """
         now = self._now()
         if self._gives_up_at() <= now:
@@ -169,7 +169,7 @@ class Gate:
 
     @property
     def gives_up_at(self) -> float:
-        """When the run is given up if nothing is accepted by then, on the gate's clock; infinite = never."""
+        """When the run is given up unless something is accepted, on the gate's clock; infinite = never."""
         return min(self._gives_up_at(), self._fails_fast_at())
 
     def _gives_up_at(self) -> float:
@@ -181,30 +181,30 @@ class Gate:
         return math.inf if self._set_up_fails_since is None else self._set_up_fails_since + FAIL_FAST_S
 
     async def sleep(self, seconds: float) -> None:
-        """Wait; no longer than a moment once a stop was asked for, nor than there is patience."""
+        """Wait, but only for a moment once a stop was requested, and not beyond the time to give up."""
         with anyio.move_on_after(min(seconds, self._patience_s())):
             await self._is_hurried.wait()
             await anyio.sleep(self._rng.uniform(0, min(seconds, _LONGEST_WAIT_WHILE_STOPPING_S)))
 
     def backoff_s(self, attempt: int) -> float:
-        """How long a sender waits after its own failure; while the gate is shut, the waiting is done there."""
+        """Draw a sender's wait after a failure; 0 while the gate is shut, as `enter` waits then."""
         return 0.0 if self.reason else self._jitter_s(attempt, self._settings.retry_max_seconds)
 
     # Who is needed -----------------------------------------------------------------------------------------------
 
     async def is_needed(self, index: int) -> bool:
-        """Wait until the limit is so high that sender number `index` (from 0) is needed; False: it never will be."""
+        """Wait until the limit requires sender number `index` (from 0); return False if it never will."""
         while index >= self.limit.limit and not self._is_finished:
             await self._grown.wait()
         return not self._is_finished
 
     def finish(self) -> None:
-        """There are no more batches."""
+        """Note that there are no more batches."""
         self._is_finished = True
         self._grown.set()
 
     def reconfigure(self, settings: DeliverySettings) -> None:
-        """Apply other settings; one of them may end a pause, so the next probe may be sent at once."""
+        """Apply new settings; they may end a pause, so the next probe may be sent at once."""
         self._settings = settings
         self._seconds_per_event = _seconds_per_event(settings)
         self._paced_until = self._now()
@@ -213,7 +213,7 @@ class Gate:
         self._tell_change()
 
     def hurry(self) -> None:
-        """A stop was asked for: no backoff is waited out any more, but for a wait that the service asked for."""
+        """Skip backoffs from now on, as a stop was requested; waits that the service asked for remain."""
         self._is_hurried.set()
         self.probe_at = min(self.probe_at, self._now() + self._jitter_s(1, _LONGEST_WAIT_WHILE_STOPPING_S))
         self._tell_change()
@@ -221,7 +221,7 @@ class Gate:
     # What came of it ---------------------------------------------------------------------------------------------
 
     def note_accepted(self, passage: Passage) -> None:
-        """The service took a batch, or a part of it."""
+        """Note that the service accepted a batch, or a part of it."""
         self._refusals = 0
         self._may_fail_fast = False
         self._set_up_fails_since = None
@@ -231,7 +231,7 @@ class Gate:
         self._open()
 
     def note_answered(self, passage: Passage) -> None:
-        """The service refused a batch for what is in it: it is there, and lets us in."""
+        """Note that the service refused a batch for its records: it is available and accepts our credentials."""
         self._note_answer(passage)
         if self.reason == "systematic_rejection":
             self._delay_probe(math.inf)
@@ -240,10 +240,10 @@ class Gate:
 
     def believed(self, records: int, passage: Passage) -> int:
         """
-        Tell of how many records the service's refusal is to be believed, and count them.
+        Return how many refusals of records to accept as genuine, and count them.
 
-        After too many in a row with no acceptance between, something is wrong that is no fault of the records. Then the
-        gate is shut until something is accepted.
+        After too many in a row without an acceptance, the records are unlikely to be the cause. Then the gate is shut
+        until something is accepted.
         """
         believed = min(records, self._settings.poison_limit - self._refusals)
         self._refusals += believed
@@ -257,7 +257,7 @@ class Gate:
         return believed
 
     def note_failure(self, verdict: Verdict, passage: Passage) -> None:
-        """An attempt failed for a reason that does not lie in the records."""
+        """Note that an attempt failed for a reason other than its records."""
         now = self._now()
         self.failing_since = now if self.failing_since is None else self.failing_since
         self.message, self.what = verdict.message, verdict.what or verdict.message
@@ -265,7 +265,7 @@ class Gate:
             self._set_up_fails_since = None
         elif self._set_up_fails_since is None:
             self._set_up_fails_since = now
-        if verdict.is_congestion and not passage.is_probe:  # a lone request tells nothing of how many are too many
+        if verdict.is_congestion and not passage.is_probe:  # a single request does not show how many are too many
             self.limit.note_congestion(started_at=passage.started_at, now=now)
         self._failures += 1
         if verdict.action is Action.RETRY or (verdict.action is Action.THROTTLE and verdict.retry_after_s is None):
@@ -279,7 +279,7 @@ class Gate:
         now = self._now()
         self._held_until = max(self._held_until, now + (verdict.retry_after_s or 0.0))
         if self.reason and not passage.is_probe:
-            return  # sent before the gate was shut: it tells nothing new
+            return  # sent before the gate was shut: it adds nothing new
         self._delay_probe(_OUTAGE_PROBE_MAX_S if reason in _PASSING else math.inf)
         if reason != self.reason:
             self.shut_at = now
@@ -297,7 +297,7 @@ class Gate:
 
     def _open(self) -> None:
         if self.reason and self._now() < self._held_until:
-            return  # the answer to an older request does not end the wait that was asked for since, nor the patience
+            return  # the answer to an older request ends neither the wait that was requested since nor the patience
         self.failing_since = self._set_up_fails_since = None
         self._failures = 0
         if self.reason:

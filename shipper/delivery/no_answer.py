@@ -1,4 +1,4 @@
-"""What kept an answer from coming, in words: from the error and how far the request had got."""
+"""Explains why a request got no answer: from the error and how far the request had got."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _STEPS: Final = {
 
 class Progress(Struct):
     """
-    What is known of the request under way; errors alone do not tell what they are about.
+    The state of the request under way; errors alone do not show what they are about.
 
     Attributes:
-        is_at_proxy: The stage is one on the way to the proxy, or the proxy's own.
+        is_at_proxy: The peer is the proxy, not the service.
         is_reused: The connection has carried an answer before.
         is_answering: The answer to this request has begun.
     """
@@ -57,11 +57,11 @@ class Progress(Struct):
 
 
 class HttpError(Exception):
-    """What came is no whole answer of HTTP/1.1; the text says why, and quotes nothing."""
+    """What came is not a whole answer of HTTP/1.1; the text says why, and quotes nothing."""
 
 
 class ProxyRefusedError(Exception):
-    """The proxy does not open the way, or asks for other credentials."""
+    """The proxy refuses the request, or asks for other credentials."""
 
     def __init__(self, status: int) -> None:
         super().__init__(status)

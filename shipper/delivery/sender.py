@@ -1,4 +1,4 @@
-"""A sender: takes batches, delivers each of them until all of its events are settled."""
+"""A sender: takes batches and delivers each of them until all of its events are settled."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ log = structlog.get_logger("delivery")
 REFUSALS: Final = ("rejected", "too_large")  # the rules that the service's refusals go by
 
 _NAMED_MAX: Final = 32  # of the events that a refusal names, so many are sent alone at once
-# What a service says of an event that it has; of one that it may have got before, that is no sign of anything wrong.
+# What a service says of an event that it already has. For an event that may have been sent before, that is no error.
 _REPEATED: Final = re.compile(r"\brepeat|\bduplicate|\balready\b|\breceived before\b|\bexists\b|\bis known\b", re.I)
-_RESENT_BATCHES: Final = 128  # at the start of a run: a process that was killed may have sent them, and not known it
+_RESENT_BATCHES: Final = 128  # at the start of a run: a process that was killed may have sent them already
 _PROVEN_AFTER: Final = 100  # acceptances, until a larger size is tried again
 _PROVEN_MAX: Final = 10_000
-_MERGED_AFTER: Final = 3  # refused records of a batch: then it has so many that its parts are better sent one by one
+_MERGED_AFTER: Final = 3  # refused records of a batch; beyond them, its parts are better sent one by one
 # Of the latencies: upper ends, seconds; what is longer is counted beyond the last.
 BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SKEW_INTERVAL_S: Final = 10.0
@@ -67,7 +67,7 @@ class Latencies:
         self._latest.append(seconds)
 
     def take_latest(self) -> list[float]:
-        """Hand out, once, the requests since the last call, the shortest first."""
+        """Return the requests since the last call, the shortest first."""
         latest, self._latest = self._latest, []
         latest.sort()
         return latest
@@ -75,7 +75,7 @@ class Latencies:
 
 class DeliveryCounts(Struct):
     """
-    What the senders of a run did; shared by them.
+    Counts of what the senders of a run did; shared by them.
 
     Attributes:
         by_status: Requests by the status of the answer, and `none` for those without one.
@@ -185,7 +185,7 @@ class Sender:
                 continue
             left = await self._sent(parcel)
             if left == [parcel]:
-                parcels.append(parcel)  # that its record is bad is not believed yet: others first
+                parcels.append(parcel)  # its refusal is not believed yet: others first
             else:
                 parcels.extendleft(reversed(left))
             refused += parcel.is_refused
@@ -232,7 +232,7 @@ class Sender:
             verdict = await self._answer(parcel)
         finally:
             self._gate.leave()
-        # From here on nothing is awaited: an answer and what follows from it cannot be parted.
+        # From here on nothing is awaited: an answer and its consequences cannot be separated by a cancellation.
         if verdict.action is Action.ACCEPT:
             return self._accepted(parcel, verdict, passage)
         if verdict.action in {Action.BISECT, Action.HALVE}:
@@ -243,7 +243,7 @@ class Sender:
     # Sending -----------------------------------------------------------------------------------------------------
 
     async def _answer(self, parcel: Parcel) -> Verdict:
-        """Send a parcel; again at once where the answer only shows what has to be changed, once for each change."""
+        """Send a parcel; repeat it at once where the answer shows what to change, once for each change."""
         changes: set[str] = set()
         while True:
             verdict, change = await self._answer_once(parcel)
@@ -254,7 +254,7 @@ class Sender:
             log.debug("retried_at_once", reason=change)
 
     async def _answer_once(self, parcel: Parcel) -> tuple[Verdict, str]:
-        """Send a parcel; tells what it means, and what has changed so that it makes sense to send it again at once."""
+        """Send a parcel; return the verdict, and what has changed so that it is worth sending again at once."""
         shared, batch = self._shared, parcel.batch
         try:
             authorization = await shared.credentials.authorize()
@@ -308,7 +308,7 @@ class Sender:
         return self._authorization_change(verdict, authorization)
 
     def _compression_change(self, verdict: Verdict, parcel: Parcel) -> str:
-        """Send a body as it is if it may have been refused for its compression; compress none if that was why."""
+        """Send a body uncompressed if its compression may be why it was refused; stop compressing if it was."""
         shared = self._shared
         if verdict.action is Action.ACCEPT:
             if parcel.is_plain:
@@ -322,7 +322,7 @@ class Sender:
         return ""
 
     def _authorization_change(self, verdict: Verdict, authorization: Authorization) -> tuple[Verdict, str]:
-        """Get another token or key if one is refused; while delivery pauses, it is the next probe that uses it."""
+        """Get another token or key if one is refused; while delivery pauses, the next probe uses it."""
         can_go_on = self._shared.credentials.learn(verdict.action, authorization)
         skew_s = self._shared.skew.seconds
         if verdict.action is Action.RENEW_TOKEN and abs(skew_s) > SKEW_TOLD_S:
@@ -353,7 +353,7 @@ class Sender:
         refused = sorted(results.rejected)
         again = sorted(results.retried.difference(refused))
         taken = sorted(set(everything).difference(refused, again))
-        # Of a batch that is refused as a whole, the records go to the dead letters only as far as that is believed.
+        # The records of a batch that is refused as a whole are dead letters only as far as the gate believes it.
         is_certain = bool(taken) or _is_repeat(parcel, *results.rejected.values())
         believed = len(refused) if is_certain else self._gate.believed(len(refused), passage)
         refused, doubted = refused[:believed], refused[believed:]
@@ -375,7 +375,7 @@ class Sender:
         return verdict
 
     def _taken_apart(self, parcel: Parcel, verdict: Verdict, passage: Passage) -> list[Parcel]:
-        """Part a batch that the service refuses for what is in it, until the guilty records stand alone."""
+        """Split a batch that the service refuses for its records, until the bad records are alone."""
         batch = parcel.batch
         if batch.events == 1:
             words = next(iter(verdict.results.rejected.values()), "") or verdict.words
@@ -410,7 +410,7 @@ class Sender:
         shared.proofs = 0
 
     def _prove_size(self) -> None:
-        """Try twice the size after many acceptances: what was too large may be so no more."""
+        """Try twice the size after many acceptances, as the service's limit may have been raised."""
         shared = self._shared
         if shared.working_bytes == math.inf:
             return
@@ -439,7 +439,7 @@ def _is_repeat(parcel: Parcel, *words: str) -> bool:
 
 
 def _without_secrets(verdict: Verdict, authorization: Authorization) -> Verdict:
-    """Mask what the service's words repeat of the request's secrets; after they were judged, as a secret may be any."""
+    """Mask the request's secrets in the service's words; after judging, as a secret may look like a word."""
     results = verdict.results
     if not (verdict.words or results.rejected):
         return verdict

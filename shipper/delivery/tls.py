@@ -1,4 +1,4 @@
-"""What of TLS is ours: the context that the connections to an endpoint share, and why a handshake failed, in words."""
+"""TLS: the context that the connections to an endpoint share, and why a handshake failed, in words."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tls_context(endpoint: EndpointSettings, section: str) -> ssl.SSLContext:
 
 
 def without_client_certificate(endpoint: EndpointSettings) -> EndpointSettings:
-    """Return the settings for everything on the way that is not the service: a certificate names its owner."""
+    """Return the settings for peers other than the service: only the service is shown the client's certificate."""
     return replace(endpoint, client_certificate=None, client_key=None)
 
 
@@ -91,13 +91,13 @@ def _tls_context(endpoint: EndpointSettings) -> ssl.SSLContext:
 
 
 def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    # Looked at one by one before, as the library does not tell which of the two it cannot use.
+    # Checked one by one, as the library does not say which of the two it cannot use.
     _check_pem(certificate, b"CERTIFICATE", "client_certificate")
     key_name = "client_certificate" if key is None else "client_key"
     _check_pem(key or certificate, b"PRIVATE KEY", key_name)
 
     def refuse_to_ask() -> NoReturn:
-        """Stand in for the question for a password, which would wait at a terminal that is not there."""
+        """Raise instead of asking for a password at a terminal that is not there."""
         raise ConfigError(
             f"{key or certificate} holds an encrypted key, and there is nobody to ask for its password; "
             "write the key without one, into a file that only its owner can read: openssl pkey -in KEY -out NEW_KEY",
@@ -134,7 +134,7 @@ def tls_problem(errors: Iterable[BaseException], peer: str, section: str, *, is_
         section: The settings' section, for the way out.
         is_service: The peer is the service, which alone is shown a client's certificate.
     Returns:
-        A sentence for a person; empty if TLS ended for another reason, such as a peer that went away.
+        A sentence for a person; empty if the handshake ended for another reason, such as a closed connection.
     """
     for error in errors:
         if isinstance(error, ssl.SSLCertVerificationError):
@@ -156,7 +156,7 @@ def certificate_expiry(connection: ssl.SSLObject | ssl.SSLSocket | None) -> floa
 
 def words(error: OSError) -> str:
     """
-    Say what an error of the system is, without the address or path that it may hold.
+    Describe an error of the system, without the address or path that it may hold.
 
     Returns:
         Such as `Connection refused`, `Name or service not known` or, of TLS, `tlsv1 alert unknown ca`.

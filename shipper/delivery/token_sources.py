@@ -1,4 +1,4 @@
-"""Where a token or key comes from: a secret that may be replaced where it is kept. `oauth2` is the other source."""
+"""Sources of tokens and keys: secrets that may be replaced where they are kept. `oauth2` is the other source."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class TokenSource(Protocol):
     """
     Attributes:
         key: The setting's dotted name, for messages.
-        look_interval_s: How often it is worth asking for a successor although the token is good; infinite = never.
-        pause_s: How long it is left in peace after it was asked.
+        look_interval_s: How often to look for a replacement although the token is good; infinite = never.
+        pause_s: Minimum time between two fetches.
     """
 
     key: str
@@ -85,10 +85,10 @@ class TokenSource(Protocol):
 
     async def fetch(self, *, afresh: bool) -> Token:
         """
-        Get the token that there is now.
+        Fetch the current token.
 
         Args:
-            afresh: The last one is of no use, or there was none: it is not enough that nothing seems to have changed.
+            afresh: Read the secret again even if it seems unchanged, as the last one is of no use, or there was none.
         Raises:
             NoTokenError: There is none.
         """
@@ -116,7 +116,7 @@ class _Claims(Struct):
 
 def expiry_claim(token: str) -> float | None:
     """
-    Read when a token says that it expires; nothing is verified, and nothing else in it is looked at.
+    Read when a token claims to expire; nothing is verified, and nothing else is read.
 
     Returns:
         Seconds since the epoch; None if it does not say so in the form of a JWT (RFC 7519).

@@ -1,9 +1,9 @@
 """
-What an answer of the service means: one table, no I/O.
+The verdict on an answer of the service: one table, no I/O.
 
-The service documents no answers, so the table follows HTTP and what gateways do. What is not understood pauses
-delivery: a pause costs time, a wrong guess costs records. So an answer of success is an acceptance only if it is empty,
-plain words, or a document in which `answer_reading` understands everything that could speak of failure.
+The service documents no answers, so the table follows HTTP and what gateways do. An answer that is not understood
+pauses delivery: a pause costs time, a wrong guess costs records. An answer of success is an acceptance only if it is
+empty, plain words, or a document in which `answer_reading` understands everything that could speak of failure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shipper.delivery.waits import asked_wait_s
 
 ANSWER_BYTES: Final = 4_194_304  # an answer may name every event of a batch
 WORDS_BYTES: Final = 4_096  # of an error's body, kept with a dead letter
-# What gateways say of themselves. Other words may quote a record or a header, and are not for a log.
+# Words of gateways. Others may quote a record or a header, and must not be logged.
 _KNOWN_WORDS: Final = re.compile(
     r"Access denied due to \w+ subscription key|Rate limit is exceeded|Out of [a-z ]+ quota"
     r"|Resource not found|JWT not present"
@@ -199,11 +199,11 @@ def judge(
 
 def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
     """
-    Tell what it means that there was no answer.
+    Return the verdict on a request without an answer.
 
     Args:
         cause: One word, such as `read_timeout`.
-        is_tls: A certificate was not accepted: that does not pass by itself.
+        is_tls: A certificate was not accepted, which a retry does not change.
     """
     if is_tls:
         return Verdict(Action.PAUSE, "tls", message, is_set_up_fault=True)

@@ -24,7 +24,7 @@ _IN_WORDS: Final = re.compile(
 
 def asked_wait_s(retry_after: str, text: str, *, date: str, wall_time: float | None) -> float | None:
     """
-    Read the wait that a service asks for.
+    Return the wait that a service asks for.
 
     Args:
         retry_after: The header: seconds, or an HTTP date.
