@@ -100,7 +100,7 @@ def floods() -> list[Flood]:
 def test_no_answer_whatever_it_holds_ends_the_run_or_is_read_for_ever(
     between: bytes, shipper: Shipper, sample: Sample, tmp_path: Path
 ):
-    """The first answer of a connection and the later ones are read by two parsers."""
+    """Instead of a later answer, it may be the sign of a stale connection."""
     endless = floods()
     hostile: list[Reply] = [*map(and_end, ANSWERS), *endless]
     file = tmp_path / "events.ndjson"

@@ -2,9 +2,8 @@
 Whole conversations over real sockets: a whole shipper, or a client of reports, and a peer that answers what it likes.
 
 The bytes of an input are the answers to the first requests of a batch; one answer is given twice: on a connection that
-has carried an answer, and on a new one, as two parsers read them. Then the peer answers as it should. So each record is
-settled once, whatever came before; and what was accepted before was accepted by an answer that another reader takes for
-an acceptance, too.
+has carried an answer, and on a new one. Then the peer answers as it should. So each record is settled once, whatever
+came before; and what was accepted before was accepted by an answer that another reader takes for an acceptance, too.
 """
 
 from __future__ import annotations
