@@ -8,8 +8,8 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Coroutine
-from functools import cache
+from collections.abc import Callable, Coroutine, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from unittest.mock import patch
@@ -29,6 +29,7 @@ from shipper.config.settings import (
     StateSettings,
 )
 from shipper.delivery import waits
+from shipper.model.records import Batch, Refusal
 from tests.answer_bodies import IDS
 from tests.e2e.driver import State, assert_accounted, read_state
 from tests.fuzz.answers import CANARY
@@ -107,6 +108,8 @@ class Living:
 
     Args:
         settings: For a state directory.
+    Attributes:
+        accepted, refused: How many records its answers have settled; they are counted in its totals a little later.
     """
 
     def __init__(self, settings: Callable[[Path], Settings]) -> None:
@@ -117,6 +120,7 @@ class Living:
         self._ending: asyncio.Event
         self._inputs = 0
         self._shipper: Shipper
+        self.accepted = self.refused = 0
         atexit.register(self._forget)
 
     @property
@@ -128,15 +132,6 @@ class Living:
         assert self._shipper._pipeline is not None
         return self._shipper._pipeline._middle
 
-    @property
-    def accepted(self) -> int:
-        """How many records were accepted in its life."""
-        return self._shipper.totals.accepted
-
-    @property
-    def refused(self) -> int:
-        return self._shipper.totals.dead_lettered
-
     async def ship(self) -> None:
         """Ship three records, and wait until each of them is settled."""
         await self._live()
@@ -144,7 +139,7 @@ class Living:
         self._unlearn()
         try:
             await self._shipper.send_many(RECORDS)
-            while self.accepted + self.refused < self._inputs * len(RECORDS):
+            while self._shipper.totals.accepted + self._shipper.totals.dead_lettered < self._inputs * len(RECORDS):
                 assert self._block is not None
                 if self._block.done():
                     await self._block
@@ -158,10 +153,8 @@ class Living:
         assert not self.gate.reason, "the good answer did not end the pause"
 
     def _unlearn(self) -> None:
-        """Forget what the last input has taught about the peer: what it answers in, and how much it takes."""
+        """Forget what the last input has taught about the peer: how much it takes."""
         self._middle._shared.working_bytes = math.inf
-        for sender in self._middle._senders:
-            sender._endpoint._connection._keeps = True
 
     async def _live(self) -> None:
         """Begin, or begin anew with an empty state; then the books of the last life are looked at, on disk."""
@@ -180,8 +173,17 @@ class Living:
 
     async def _stay(self) -> None:
         async with Shipper(self._settings(self._folder)) as self._shipper:
+            for sender in self._middle._senders:
+                sender._settle = partial(self._settle, sender._settle)
             self._ready.set()
             await self._ending.wait()
+
+    def _settle(
+        self, settle: Callable[..., None], accepted: Batch | None, refused: Sequence[tuple[Batch, Refusal]] = ()
+    ) -> None:
+        self.accepted += 0 if accepted is None else accepted.events
+        self.refused += sum(batch.events for batch, _ in refused)
+        settle(accepted, refused)
 
     async def end(self) -> None:
         """End its life; all that it was given is settled, and stands in its state."""
