@@ -103,21 +103,22 @@ class Packer:
     async def _next_chunk(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> Chunk | None:
         """Wait for a chunk; None = the open batch has lingered, or there is an answer that events may wait for."""
         due_at = self._batcher.due_at
+        chunk: Chunk | None = None
+        has_ended = False
         with anyio.CancelScope(deadline=math.inf if due_at is None else due_at) as waiting:
             if not self._batcher.waiting_ids:
                 return await chunks_rx.receive()
-            has_ended = False
             async with anyio.create_task_group() as race:
                 race.start_soon(self._cancel_at_answer, waiting)
                 try:
-                    return await chunks_rx.receive()
+                    chunk = await chunks_rx.receive()
                 except anyio.EndOfStream:
                     has_ended = True
                 finally:
                     race.cancel_scope.cancel()
-            if has_ended:
-                raise anyio.EndOfStream
-        return None
+        if has_ended:
+            raise anyio.EndOfStream
+        return chunk  # also if an answer came at the same moment
 
     async def _cancel_at_answer(self, waiting: anyio.CancelScope) -> None:
         await self._settlement.until_progress()

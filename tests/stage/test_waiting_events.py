@@ -112,6 +112,34 @@ async def ship(make: Any, service: Service, *chunks: bytes, is_open: bool) -> Pi
     return pipeline
 
 
+@pytest.mark.parametrize("ticks", range(12))
+async def test_what_is_read_at_the_moment_of_the_answer_is_not_lost(make: Any, ticks: int):
+    class FedAtTheAnswer(Fed):
+        async def run(self, chunks_tx: Any) -> None:
+            send = chunks_tx.send
+
+            async def send_at_the_answer(chunk: Chunk) -> None:
+                if chunk.start_offset:
+                    await service.go.wait()
+                    for _ in range(ticks):
+                        await anyio.lowlevel.checkpoint()
+                await send(chunk)
+
+            chunks_tx.send = send_at_the_answer
+            await super().run(chunks_tx)
+
+    service = Service(OK)
+    source = FedAtTheAnswer(OF_ONE, OTHER, is_open=False)
+    pipeline: Pipeline = make(source, service)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(pipeline.run)
+            await until(lambda: pipeline.totals.read == 4)
+            service.go.set()
+    assert (pipeline.totals.accepted, pipeline.totals.duplicates) == (2, 3)
+    assert source.stream.checkpoint == len(OF_ONE + OTHER)
+
+
 @pytest.mark.parametrize("is_open", [True, False])
 async def test_after_an_acceptance_the_others_are_duplicates_and_never_sent(make: Any, is_open: bool):
     service = Service(OK)
