@@ -209,20 +209,26 @@ def test_the_example_of_the_documentation_runs_and_its_logs_keep_off_stdout(
     assert all("event" in json.loads(each) for each in result.stderr.splitlines())
 
 
+def imported_by(code: str) -> set[str]:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    return {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
+
+
 def test_importing_the_package_alone_is_light():
     """The commands import it at every start, also those that send nothing."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import shipper; print(shipper.__version__)"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=30,
-    )
-    imported = {each.rpartition("|")[2].strip() for each in done.stderr.splitlines()}
+    imported = imported_by("import shipper; print(shipper.__version__)")
     assert "shipper" in imported
     own = {name for name in imported if name.startswith("shipper.")}
     assert own == {"shipper.model", "shipper.model.version"}
     assert not imported & {"anyio", "httpx", "msgspec", "structlog", "asyncio"}
+
+
+def test_shipping_loads_no_library_that_only_token_endpoints_and_reports_need():
+    imported = imported_by("from shipper import Shipper")
+    assert "shipper.delivery.sender" in imported
+    assert not imported & {"httpx", "httpcore", "h11", "tenacity"}
 
 
 def test_what_applications_need_can_be_imported_from_the_package():
