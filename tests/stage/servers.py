@@ -161,6 +161,28 @@ class Origin(Listener):
                 connection.sendall(reply)
 
 
+class Greeter(Listener):
+    """Speaks first, and no TLS."""
+
+    def handle(self, connection: socket.socket) -> None:
+        connection.sendall(b"220 mail.example.com ESMTP\r\n\r\n")
+        stall(connection)
+
+
+class Door(Listener):
+    """Ends every connection at once."""
+
+    def handle(self, connection: socket.socket) -> None:
+        pass
+
+
+class Mute(Listener):
+    """Says nothing."""
+
+    def handle(self, connection: socket.socket) -> None:
+        stall(connection)
+
+
 class Proxy(Listener):
     """
     Forwards requests, and makes tunnels for CONNECT.
@@ -271,3 +293,7 @@ def head_and_close(connection: socket.socket) -> None:
     """A reply: a part of a head, then the connection ends."""
     connection.sendall(b"HTTP/1.1 202 Acc")
     connection.shutdown(socket.SHUT_RDWR)
+
+
+def origin_with(is_tls: bool, context: ssl.SSLContext, *replies: Reply) -> Origin:
+    return Origin(*replies, context=context if is_tls else None)

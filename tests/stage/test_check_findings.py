@@ -27,7 +27,7 @@ from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
 from tests.in_process import run
 from tests.report_service import answer, cut_off
-from tests.stage.servers import REPORTED, Listener, Origin, Proxy, stall
+from tests.stage.servers import REPORTED, Greeter, Mute, Origin, Proxy
 from tests.stage.servers import Reply as Told
 
 WRONG = "c0ffee.wrong.secret"
@@ -313,15 +313,8 @@ def test_a_service_and_a_name_that_are_not_there_are_told_and_the_token_all_the_
 
 
 @pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def trusting(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    path = tmp_path_factory.mktemp("ca") / "ca.pem"
-    authority.cert_pem.write_to_path(str(path))
-    return {"intake.ca_bundle": path, "report.ca_bundle": path}
+def trusting(ca: Path) -> dict[str, object]:
+    return {"intake.ca_bundle": ca, "report.ca_bundle": ca}
 
 
 def context_of(authority: trustme.CA, *hosts: str, days: float = 90.5) -> ssl.SSLContext:
@@ -389,22 +382,8 @@ def assert_tls_fails(checked: Checked, words: Sequence[str]) -> None:
         assert checked.what(f"{section}:credentials", "ok")
 
 
-class Greeter(Listener):
-    """Says something, or nothing, and then no more."""
-
-    greeting = b""
-
-    def handle(self, connection: socket.socket) -> None:
-        connection.sendall(self.greeting)
-        stall(connection)
-
-
-class MailServer(Greeter):
-    greeting = b"220 mail.example.com ESMTP\r\n"
-
-
 def test_a_server_that_does_not_speak_tls_is_told(shipper: Shipper):
-    with MailServer() as mail, Greeter() as mute:
+    with Greeter() as mail, Mute() as mute:
         shipper.target = Target(f"https://127.0.0.1:{mail.port}", *KEYS)
         settings = {**report_at(f"https://127.0.0.1:{mute.port}"), "delivery.connect_timeout_seconds": 0.3}
         assert_tls_fails(

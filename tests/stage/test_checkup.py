@@ -20,17 +20,12 @@ from shipper.check.service import EMPTY_BATCH, Checkup, Item, Probe, certificate
 from shipper.config.secrets import LiteralSecret, SecretReference
 from shipper.config.settings import DeliverySettings, EndpointSettings
 from tests.cases import each
-from tests.stage.loops import LOOPS, Run, runner
-from tests.stage.servers import ACCEPTED, Listener, Origin, Proxy, close, stall
+from tests.stage.loops import Run
+from tests.stage.servers import ACCEPTED, Door, Greeter, Listener, Mute, Origin, Proxy, stall
 
 DELIVERY = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
 SECRETS = ("the-key", "the-token", "the-proxy-password")
 PROXY_USER = {"proxy_username": "the-user", "proxy_password": LiteralSecret("the-proxy-password")}
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Run:
-    return runner(request.param, limit_s=20)
 
 
 async def look(
@@ -65,30 +60,11 @@ def short(items: Sequence[Item]) -> list[str]:
     return [f"{item.result} {item.name.removeprefix('intake:')}" for item in items]
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def ca(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("ca") / "ca.pem"
-    authority.cert_pem.write_to_path(str(path))
-    return path
-
-
-@pytest.fixture(scope="module")
-def context(authority: trustme.CA) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    authority.issue_cert("127.0.0.1", "::1").configure_cert(context)
-    return context
-
-
 # Servers --------------------------------------------------------------------------------------------------------------
 
 
 def test_the_way_is_the_same_on_every_event_loop_and_its_connections_are_closed(
-    run: Run, ca: Path, context: ssl.SSLContext
+    run: Run, ca: Path, server_context: ssl.SSLContext
 ):
     async def main() -> None:
         items = await look(origin.url, ca_bundle=ca, asks=True)
@@ -99,7 +75,7 @@ def test_the_way_is_the_same_on_every_event_loop_and_its_connections_are_closed(
             while origin.closed < 2:
                 await anyio.sleep(0.001)
 
-    with Origin(context=context) as origin:
+    with Origin(context=server_context) as origin:
         run(main)
     assert (origin.accepted, len(origin.requests)) == (2, 1)
 
@@ -157,29 +133,6 @@ class Refuser(Proxy):
         super().__init__(refusal=403)
 
 
-class Greeter(Listener):
-    """Speaks first, and no HTTP."""
-
-    def handle(self, connection: socket.socket) -> None:
-        connection.sendall(b"220 mail.example.com ESMTP\r\n\r\n")
-        stall(connection)
-
-
-class Door(Listener):
-    """Ends every connection when the first byte has come."""
-
-    def handle(self, connection: socket.socket) -> None:
-        connection.recv(1)
-        close(connection)
-
-
-class Mute(Listener):
-    """Says nothing."""
-
-    def handle(self, connection: socket.socket) -> None:
-        stall(connection)
-
-
 class Chatterer(Listener):
     """Its head has no end."""
 
@@ -210,7 +163,7 @@ def test_a_proxy_that_does_not_open_the_way_is_told(run: Run, kind: type[Listene
 
 
 def test_a_proxy_that_is_spoken_to_in_tls_has_a_certificate_of_its_own(
-    run: Run, authority: trustme.CA, ca: Path, context: ssl.SSLContext
+    run: Run, authority: trustme.CA, ca: Path, server_context: ssl.SSLContext
 ):
     async def main() -> None:
         items = await look(origin.url, proxy=proxy.url, ca_bundle=ca, asks=True, **PROXY_USER)
@@ -222,7 +175,11 @@ def test_a_proxy_that_is_spoken_to_in_tls_has_a_certificate_of_its_own(
     other = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(other)
     user = {"user": "the-user", "password": "the-proxy-password"}
-    with Origin(context=context) as origin, Proxy(context=context, **user) as proxy, Proxy(context=other) as stranger:
+    with (
+        Origin(context=server_context) as origin,
+        Proxy(context=server_context, **user) as proxy,
+        Proxy(context=other) as stranger,
+    ):
         run(main)
     assert len(origin.requests) == 1
 

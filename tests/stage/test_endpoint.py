@@ -7,46 +7,20 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
-from shipper.config.settings import DeliverySettings, EndpointSettings
+from shipper.config.settings import EndpointSettings
 from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed
 from shipper.model.version import __version__
+from tests.stage.endpoints import AUTHORIZATION, DELIVERY, endpoint, failure, post
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset, stall
 
-SETTINGS = DeliverySettings(connect_timeout_seconds=5.0, read_timeout_seconds=5.0)
-AUTHORIZATION = Authorization("the-token", "the-key")
 UNFIT = Authorization("secret-token ", "secret-key")
-
-
-@asynccontextmanager
-async def endpoint(url: str, **changes: Any) -> AsyncIterator[Endpoint]:
-    delivery = msgspec.structs.replace(SETTINGS, **changes)
-    used = Endpoint(EndpointSettings(base_url=url), delivery, section="intake", ssl_context=None)
-    try:
-        with anyio.fail_after(20):
-            yield used
-    finally:
-        await used.aclose()
-
-
-async def post(used: Endpoint, body: bytes = b"[1]", **options: Any) -> Answer:
-    options = {"authorization": AUTHORIZATION, "max_answer_bytes": 1000, **options}
-    return await used.request("POST", "/x", body, **options)
-
-
-async def failure(used: Endpoint) -> NoAnswerError:
-    with pytest.raises(NoAnswerError) as caught:
-        await post(used)
-    return caught.value
 
 
 def head_of(request: bytes) -> list[str]:
@@ -289,7 +263,7 @@ def dripping(data: bytes) -> Reply:
 )
 async def test_an_answer_that_does_not_come_to_its_end_is_a_timeout_and_the_next_request_works(trouble: Reply):
     with Origin(trouble, ACCEPTED) as origin:
-        async with endpoint(origin.url, read_timeout_seconds=0.1, connect_timeout_seconds=0.1) as used:
+        async with endpoint(origin.url, delivery={"read_timeout_seconds": 0.1, "connect_timeout_seconds": 0.1}) as used:
             error = await failure(used)
             assert (error.cause, error.is_stale, error.was_sent) == ("read_timeout", False, True)
             assert "0.1 s" in str(error)
@@ -304,7 +278,7 @@ async def test_a_body_that_is_not_taken_is_a_timeout_that_names_its_setting():
 
     released = threading.Event()
     with Deaf() as origin:
-        async with endpoint(origin.url, read_timeout_seconds=0.2) as used:
+        async with endpoint(origin.url, delivery={"read_timeout_seconds": 0.2}) as used:
             with pytest.raises(NoAnswerError, match=r"delivery\.read_timeout_seconds") as caught:
                 await post(used, b"z" * 64_000_000)
         released.set()
@@ -347,7 +321,9 @@ async def test_a_host_that_takes_no_connections_is_a_connect_timeout_that_names_
         for filler in (one, two):
             filler.setblocking(False)
             filler.connect_ex(full.getsockname())
-        async with endpoint(f"http://127.0.0.1:{full.getsockname()[1]}", connect_timeout_seconds=0.2) as used:
+        async with endpoint(
+            f"http://127.0.0.1:{full.getsockname()[1]}", delivery={"connect_timeout_seconds": 0.2}
+        ) as used:
             error = await failure(used)
     assert (error.cause, error.was_sent) == ("connect_timeout", False)
     assert "0.2 s; see delivery.connect_timeout_seconds" in str(error)
@@ -387,5 +363,5 @@ async def test_an_answer_that_repeats_the_request_is_not_quoted():
 
 
 def test_an_endpoint_shows_its_address_only():
-    used = Endpoint(EndpointSettings(base_url="http://127.0.0.1:9"), SETTINGS, section="intake", ssl_context=None)
+    used = Endpoint(EndpointSettings(base_url="http://127.0.0.1:9"), DELIVERY, section="intake", ssl_context=None)
     assert repr(used) == "<Endpoint http://127.0.0.1:9>"

@@ -10,8 +10,9 @@ import pytest
 from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import Authorization
 from shipper.delivery.endpoint import Endpoint, NoAnswerError
+from tests.stage.endpoints import AUTHORIZATION, endpoint, post
 from tests.stage.servers import ACCEPTED, Origin, Reply, close, head_and_close, reset
-from tests.stage.test_endpoint import AUTHORIZATION, UNFIT, endpoint, half_a_body, post
+from tests.stage.test_endpoint import UNFIT, half_a_body
 
 WORDS = [
     *(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 204 No Content\r\n\r\n"),

@@ -1,0 +1,235 @@
+"""Proxies: what they see, what they are not told, and how their trouble is named; on all event loops."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trustme
+
+from shipper.config.secrets import SecretReference
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.model.errors import ConfigError
+from tests.stage.certificates import asking, context_of, demanding
+from tests.stage.endpoints import ACCESS, PASSWORD, USER, Names, endpoint, failure, post
+from tests.stage.loops import Run
+from tests.stage.servers import (
+    ACCEPTED,
+    Door,
+    Greeter,
+    Listener,
+    Mute,
+    Origin,
+    Proxy,
+    close,
+    origin_with,
+)
+
+
+def is_clean(text: str) -> bool:
+    return USER not in text and PASSWORD not in text and "roxy-auth" not in text.lower()
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize("is_proxy_tls", [False, True], ids=["http proxy", "https proxy"])
+def test_a_proxy_is_used_and_its_password_does_not_get_beyond_it(
+    run: Run,
+    ca: Path,
+    server_context: ssl.SSLContext,
+    is_tls: bool,
+    is_proxy_tls: bool,
+    caplog: pytest.LogCaptureFixture,
+):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url, **ACCESS) as used:
+            assert (await post(used)).body == b"{}"
+            assert (await post(used)).body == b"{}"
+            assert is_clean(repr(used))
+
+    caplog.set_level(logging.DEBUG)
+    with (
+        Origin(context=server_context if is_tls else None) as origin,
+        Proxy(user=USER, password=PASSWORD, context=server_context if is_proxy_tls else None) as proxy,
+    ):
+        run(main)
+    if is_tls:
+        (head,) = proxy.heads
+        assert head.startswith(f"CONNECT 127.0.0.1:{origin.port} HTTP/1.1\r\n".encode())
+        assert b"the-token" not in head
+        assert b"the-key" not in head
+        assert origin.accepted == 1
+    else:
+        assert [head.split(b"\r\n")[0] for head in proxy.heads] == [f"POST {origin.url}/x HTTP/1.1".encode()] * 2
+    assert all(head.lower().count(b"proxy-authorization:") == 1 for head in proxy.heads)
+    assert proxy.accepted == 1
+    assert len(origin.requests) == 2
+    names = sorted(line.split(b":")[0] for line in origin.requests[0].split(b"\r\n\r\n")[0].split(b"\r\n")[1:])
+    assert names == [
+        b"Authorization", b"Cache-Control", b"Content-Length", b"Content-Type", b"Host", b"Ocp-Apim-Subscription-Key",
+        b"User-Agent",
+    ]  # fmt: skip
+    assert is_clean(caplog.text)
+
+
+@pytest.mark.parametrize("is_service_plain", [False, True], ids=["https", "http"])
+def test_a_proxy_that_asks_for_a_certificate_is_not_shown_the_one_for_the_service(
+    run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, is_service_plain: bool
+):
+    async def main() -> None:
+        shown = {"ca_bundle": ca, "client_certificate": client.one}
+        async with endpoint(origin.url, proxy=proxy.url, **shown) as used:
+            assert (await post(used)).status == 202
+
+    context = None if is_service_plain else demanding(context_of(authority, "127.0.0.1"), authority, "1.3")
+    asks = asking(context_of(authority, "127.0.0.1"), authority)
+    with Origin(context=context) as origin, Proxy(context=asks) as proxy:
+        run(main)
+    assert proxy.clients == [""]
+    assert origin.clients == ([] if is_service_plain else ["the-client"])
+
+
+async def test_the_password_of_a_proxy_is_read_from_where_it_is_kept(monkeypatch: pytest.MonkeyPatch):
+    secret = SecretReference(env="PROXY_PASSWORD")
+    with Origin() as origin, Proxy(user="a", password="b") as proxy:
+        with pytest.raises(ConfigError, match=r"^intake\.proxy_password: environment variable PROXY_PASSWORD"):
+            async with endpoint(origin.url, proxy=proxy.url, proxy_username="a", proxy_password=secret):
+                pass
+        monkeypatch.setenv("PROXY_PASSWORD", "b")
+        async with endpoint(origin.url, proxy=proxy.url, proxy_username="a", proxy_password=secret) as used:
+            assert (await post(used)).status == 202
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+@pytest.mark.parametrize("access", [{}, ACCESS], ids=["no password", "wrong password"])
+def test_a_proxy_that_asks_for_another_password_has_not_passed_on_anything(
+    run: Run,
+    ca: Path,
+    server_context: ssl.SSLContext,
+    is_tls: bool,
+    access: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url, **access) as used:
+            for _ in range(2):
+                error = await failure(used)
+                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("proxy", False, False, False)
+                assert f"the proxy {proxy.url} asks for" in str(error)
+                assert "see intake.proxy_username" in str(error)
+                assert is_clean("".join(traceback.format_exception_only(error)).replace("intake.proxy_username", ""))
+                assert error.__cause__ is None or is_clean(repr(error.__cause__).replace("Proxy Auth", ""))
+
+    caplog.set_level(logging.DEBUG)
+    with (
+        origin_with(is_tls, server_context) as origin,
+        Proxy(user="another", password="another") as proxy,
+    ):
+        run(main)
+    assert len(proxy.heads) == 2
+    assert origin.accepted == 0
+    assert USER not in caplog.text
+    assert PASSWORD not in caplog.text
+
+
+def test_a_proxy_that_refuses_the_way_is_named(run: Run, ca: Path, server_context: ssl.SSLContext):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
+            error = await failure(used)
+        assert (error.cause, error.was_sent) == ("proxy", False)
+        assert str(error) == (
+            f"the proxy {proxy.url} refuses the way to {origin.url} with status 502; see intake.proxy"
+        )
+
+    with Origin(context=server_context) as origin, Proxy(refusal=502) as proxy:
+        run(main)
+    assert origin.accepted == 0
+
+
+@pytest.mark.parametrize("is_tls", [False, True], ids=["http", "https"])
+async def test_a_proxy_that_is_not_there_is_named(names: Names, ca: Path, server_context: ssl.SSLContext, is_tls: bool):
+    names.addresses["proxy.test"] = []
+    with Origin() as nobody:
+        pass
+    with origin_with(is_tls, server_context) as origin:
+        for url, words in (
+            (nobody.url, "Connection refused"),
+            ("http://proxy.test:3128", "Name or service not known"),
+        ):
+            async with endpoint(origin.url, ca_bundle=ca, proxy=url) as used:
+                error = await failure(used)
+            assert (error.cause, error.was_sent) == ("proxy", False)
+            assert str(error) == f"the proxy {url} cannot be used: {words}; see intake.proxy"
+    assert origin.accepted == 0
+
+
+@pytest.mark.parametrize(
+    ("peer", "words"),
+    [(Door, "closed|reset"), (Mute, r"delivery\.read_timeout_seconds"), (Greeter, "not HTTP")],
+)
+def test_a_proxy_that_does_not_do_its_work_is_named(
+    run: Run, ca: Path, server_context: ssl.SSLContext, peer: type[Listener], words: str
+):
+    async def main() -> None:
+        async with endpoint(
+            origin.url,
+            ca_bundle=ca,
+            proxy=f"http://127.0.0.1:{proxy.port}",
+            delivery={"read_timeout_seconds": 0.2},
+        ) as used:
+            for _ in range(2):
+                with pytest.raises(NoAnswerError, match=words) as caught:
+                    await post(used)
+                assert (caught.value.cause, caught.value.is_stale, caught.value.was_sent) == ("proxy", False, False)
+                assert f"the proxy http://127.0.0.1:{proxy.port}" in str(caught.value)
+
+    with Origin(context=server_context) as origin, peer() as proxy:
+        run(main)
+    assert proxy.accepted == 2
+
+
+def test_a_proxys_certificate_that_is_not_accepted_is_told_from_the_services(
+    run: Run, ca: Path, server_context: ssl.SSLContext
+):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
+            error = await failure(used)
+        assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+        assert f"the certificate of the proxy {proxy.url} is not accepted" in str(error)
+
+    with (
+        Origin(context=server_context) as origin,
+        Proxy(context=context_of(trustme.CA(), "127.0.0.1")) as proxy,
+    ):
+        run(main)
+    assert (proxy.heads, origin.accepted) == ([], 0)
+
+
+def test_a_services_certificate_that_is_not_accepted_is_told_through_a_proxy_and_more_than_once(run: Run, ca: Path):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
+            for _ in range(3):
+                error = await failure(used)
+                assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+                assert f"the certificate of {origin.url} is not accepted" in str(error)
+
+    with Origin(context=context_of(trustme.CA(), "127.0.0.1")) as origin, Proxy() as proxy:
+        run(main)
+    assert (origin.accepted, origin.requests) == (3, [])
+
+
+def test_a_tunnel_grows_stale_as_any_connection(run: Run, ca: Path, server_context: ssl.SSLContext):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, proxy=proxy.url) as used:
+            await post(used)
+            error = await failure(used)
+            assert (error.is_stale, error.was_sent) == (True, True)
+            await post(used)
+
+    with Origin(ACCEPTED, close, ACCEPTED, context=server_context) as origin, Proxy() as proxy:
+        run(main)
+    assert (len(proxy.heads), len(origin.requests)) == (2, 3)

@@ -1,0 +1,274 @@
+"""TLS to the service: whom the endpoint trusts, what it shows, and which files it can use; on all event loops."""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import socket
+import ssl
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import pytest
+import trustme
+
+from shipper.config.settings import EndpointSettings
+from shipper.delivery.endpoint import make_ssl_context
+from shipper.delivery.no_answer import Progress, Stage, Way, no_answer
+from shipper.model.errors import ConfigError
+from tests.stage.certificates import VERSIONS, context_of, demanding
+from tests.stage.endpoints import endpoint, failure, poll, post
+from tests.stage.loops import Run
+from tests.stage.servers import (
+    Door,
+    Greeter,
+    Listener,
+    Mute,
+    Origin,
+    Proxy,
+    stall,
+)
+
+
+def test_a_trusted_certificate_is_accepted_and_its_connection_kept(run: Run, ca: Path, server_context: ssl.SSLContext):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            assert (await post(used)).body == b"{}"
+            assert (await post(used)).body == b"{}"
+
+    with Origin(context=server_context) as origin:
+        run(main)
+    assert (origin.accepted, len(origin.requests)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("unknown", "unable to get local issuer certificate; see intake.ca_bundle"),
+        ("host", "IP address mismatch"),
+        ("expired", "certificate has expired"),
+    ],
+)
+def test_a_certificate_that_is_not_accepted_is_a_fault_of_the_set_up_and_nothing_is_sent(
+    run: Run, authority: trustme.CA, ca: Path, fault: str, words: str
+):
+    context = {
+        "unknown": lambda: context_of(trustme.CA(), "127.0.0.1"),
+        "host": lambda: context_of(authority, "127.0.0.2"),
+        "expired": lambda: context_of(authority, "127.0.0.1", not_after=datetime.datetime(2001, 1, 1)),
+    }[fault]()
+
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            for _ in range(2):
+                error = await failure(used)
+                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
+                assert f"the certificate of {origin.url} is not accepted" in str(error)
+                assert words in str(error)
+
+    with Origin(context=context) as origin:
+        run(main)
+    assert (origin.accepted, origin.requests) == (2, [])
+
+
+def test_a_certificate_for_another_name_is_told_with_the_name(run: Run, authority: trustme.CA, ca: Path):
+    async def main() -> None:
+        async with endpoint(f"https://localhost:{origin.port}", ca_bundle=ca) as used:
+            error = await failure(used)
+        assert (error.cause, error.is_tls) == ("tls", True)
+        assert "Hostname mismatch, certificate is not valid for 'localhost'" in str(error)
+
+    with Origin(context=context_of(authority, "intake.example.com")) as origin:
+        run(main)
+    assert origin.requests == []
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_a_client_without_the_certificate_that_the_server_asks_for_is_a_fault_of_the_set_up(
+    run: Run, authority: trustme.CA, ca: Path, version: str
+):
+    """In TLS 1.3 the client hears of it only when it waits for the answer to its first request."""
+
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            for _ in range(2):
+                error = await failure(used)
+                assert (error.cause, error.is_tls, error.is_stale, error.was_sent) == ("tls", True, False, False)
+                assert "see intake.client_certificate" in str(error)
+
+    context = demanding(context_of(authority, "127.0.0.1"), authority, version)
+    with Origin(context=context) as origin:
+        run(main)
+    assert origin.handshake_errors == ["PEER_DID_NOT_RETURN_A_CERTIFICATE"] * 2
+    assert origin.requests == []
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_a_client_certificate_that_the_server_does_not_know_is_a_fault_of_the_set_up(
+    run: Run, authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str
+):
+    async def main() -> None:
+        async with endpoint(origin.url, ca_bundle=ca, client_certificate=client.one) as used:
+            error = await failure(used)
+            assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+            assert "see intake.client_certificate" in str(error)
+
+    context = demanding(context_of(authority, "127.0.0.1"), authority, version)
+    other = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(other)
+    context = demanding(other, trustme.CA(), version)
+    with Origin(context=context) as origin:
+        run(main)
+    assert (len(origin.handshake_errors), origin.requests) == (1, [])
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_only_on_a_new_connection_a_refused_client_has_certainly_sent_nothing(is_reused: bool):
+    progress = Progress(Stage.ANSWER, is_reused=is_reused)
+    alert = ssl.SSLError(1, "tlsv13 alert certificate required")
+    alert.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    error = no_answer(alert, Way("https://127.0.0.1:9", "", "intake", 1, 1), progress)
+    assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, is_reused)
+
+
+@pytest.mark.parametrize("files", [("certificate", "key"), ("one", None)], ids=["two files", "one file"])
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+async def test_a_client_shows_its_certificate(
+    authority: trustme.CA, ca: Path, client: SimpleNamespace, version: str, files: tuple[str, str | None]
+):
+    certificate, key = files
+    shown = {"client_certificate": getattr(client, certificate), "client_key": getattr(client, key) if key else None}
+    with Origin(context=demanding(context_of(authority, "127.0.0.1"), authority, version)) as origin:
+        async with endpoint(origin.url, ca_bundle=ca, **shown) as used:
+            assert (await post(used)).status == 202
+    assert origin.peers == ["the-client"]
+
+
+async def test_an_older_version_of_tls_than_permitted_is_a_fault_of_the_set_up(authority: trustme.CA, ca: Path):
+    context = context_of(authority, "127.0.0.1")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with Origin(context=context) as origin:
+        async with endpoint(origin.url, ca_bundle=ca, tls_minimum_version="1.3") as used:
+            error = await failure(used)
+        assert (error.cause, error.is_tls, error.was_sent) == ("tls", True, False)
+        assert "see intake.tls_minimum_version" in str(error)
+        async with endpoint(origin.url, ca_bundle=ca) as used:
+            assert (await post(used)).status == 202
+    assert len(origin.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("peer", "cause"), [(Greeter, "connect_error"), (Door, "connect_error"), (Mute, "connect_timeout")]
+)
+def test_a_handshake_that_fails_for_another_reason_than_the_set_up_passes(
+    run: Run, ca: Path, peer: type[Listener], cause: str
+):
+    async def main() -> None:
+        async with endpoint(
+            f"https://127.0.0.1:{server.port}", ca_bundle=ca, delivery={"connect_timeout_seconds": 0.2}
+        ) as used:
+            error = await failure(used)
+        assert (error.cause, error.is_tls, error.was_sent) == (cause, False, False)
+
+    with peer() as server:
+        run(main)
+
+
+@pytest.mark.parametrize("is_behind_proxy", [False, True], ids=["direct", "behind a proxy"])
+def test_a_cancelled_handshake_leaves_no_connection_and_a_usable_endpoint(
+    run: Run, ca: Path, server_context: ssl.SSLContext, is_behind_proxy: bool
+):
+    class Slow(Origin):
+        def _encrypted(self, connection: socket.socket) -> ssl.SSLSocket:
+            if self.accepted == 1:
+                begun.append(connection.recv(1))
+                stall(connection)
+                raise ConnectionAbortedError
+            return super()._encrypted(connection)
+
+    async def main() -> None:
+        proxy = {"proxy": tunnel.url} if is_behind_proxy else {}
+        async with endpoint(origin.url, ca_bundle=ca, **proxy) as used:
+            async with anyio.create_task_group() as group:
+                group.start_soon(post, used)
+                await poll(lambda: begun)
+                group.cancel_scope.cancel()
+            await poll(lambda: origin.closed)
+            assert (await post(used)).status == 202
+
+    begun: list[bytes] = []
+    with Proxy() as tunnel, Slow(context=server_context) as origin:
+        gc.disable()  # it is not the collection of garbage that closes it
+        try:
+            run(main)
+        finally:
+            gc.enable()
+    assert len(origin.requests) == 1
+
+
+# Files of certificates -----------------------------------------------------------------------------------------------
+
+
+def context_for(**changes: Any) -> ssl.SSLContext | None:
+    return make_ssl_context(EndpointSettings(base_url="https://intake.example.com", **changes), "intake")
+
+
+def test_a_bundle_of_authorities_that_is_none_is_a_wrong_setting(tmp_path: Path):
+    (tmp_path / "empty.pem").touch()
+    (tmp_path / "text.pem").write_bytes(b"hello")
+    (tmp_path / "folder.pem").mkdir()
+    for name in ("empty.pem", "text.pem", "folder.pem", "absent.pem"):
+        with pytest.raises(ConfigError, match=name) as caught:
+            context_for(ca_bundle=tmp_path / name)
+        assert caught.value.key == "intake.ca_bundle"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key", "wrong_key", "words"),
+    [
+        ("absent", None, "client_certificate", "absent cannot be read: No such file or directory"),
+        ("folder", None, "client_certificate", "folder cannot be read: Is a directory"),
+        ("text", None, "client_certificate", "text holds no certificate in PEM form"),
+        ("certificate", None, "client_certificate", "holds no private key in PEM form.* write client_key"),
+        ("broken", "key", "client_key", "the certificate in .*broken is damaged"),
+        ("certificate", "absent", "client_key", "absent cannot be read: No such file or directory"),
+        ("certificate", "text", "client_key", "text holds no private key in PEM form"),
+        ("certificate", "broken", "client_key", "the key in .*broken or .* is damaged"),
+        ("broken", None, "client_certificate", "broken is damaged"),
+        ("certificate", "other", "client_key", "other is not that of the certificate in .*certificate.pem"),
+        ("certificate", "sealed", "client_key", "encrypted key.*openssl pkey -in KEY -out NEW_KEY"),
+    ],
+)
+def test_a_client_certificate_that_cannot_be_used_is_a_wrong_setting(
+    client: SimpleNamespace, tmp_path: Path, certificate: str, key: str | None, wrong_key: str, words: str
+):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_bytes(b"hello")
+    (tmp_path / "broken").write_bytes(
+        b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"
+        b"-----BEGIN PRIVATE KEY-----\nAA==\n-----END PRIVATE KEY-----\n"
+    )
+    trustme.CA().issue_cert("other").private_key_pem.write_to_path(str(tmp_path / "other"))
+    found = {name: getattr(client, name, tmp_path / name) for name in (certificate, key or "one")}
+    with pytest.raises(ConfigError, match=words) as caught:
+        context_for(client_certificate=found[certificate], client_key=found[key] if key else None)
+    assert caught.value.key == f"intake.{wrong_key}"
+
+
+def test_only_addresses_that_are_https_need_a_context():
+    def is_made(base_url: str, proxy: str | None = None) -> bool:
+        return make_ssl_context(EndpointSettings(base_url=base_url, proxy=proxy), "intake") is not None
+
+    assert not is_made("http://127.0.0.1:9")
+    assert not is_made("http://127.0.0.1:9", "http://127.0.0.1:8")
+    assert is_made("https://127.0.0.1:9")
+    assert is_made("http://127.0.0.1:9", "HTTPS://127.0.0.1:8")
+
+
+@pytest.mark.parametrize("version", ["1.2", "1.3"])
+def test_the_oldest_version_of_tls_is_what_the_settings_say(version: Any):
+    context = context_for(tls_minimum_version=version)
+    assert context is not None
+    assert context.minimum_version is VERSIONS[version]
