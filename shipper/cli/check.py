@@ -39,14 +39,15 @@ _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 @with_settings_options
 def check(
     online: Annotated[
-        bool, typer.Option("--online", help="Go the way to the service, too; nothing is written.")
+        bool, typer.Option("--online", help="Also test each step to the service; nothing is written.")
     ] = False,
     only: Annotated[
         Literal["intake", "report"] | None,
         typer.Option("--only", metavar="ENDPOINT", help="intake or report; else both, if configured."),
     ] = None,
     account: Annotated[
-        int | None, typer.Option("--account", min=1, metavar="N", help="Whose report of yesterday is asked for.")
+        int | None,
+        typer.Option("--account", min=1, metavar="N", help="The account whose report of yesterday is requested."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON document.")] = False,
     *,
@@ -166,7 +167,7 @@ def _check_state(settings: Settings, findings: _Findings) -> None:
     holder = holder_of(directory)
     if holder is not None:
         who = f"process {holder}" if holder else "another process"
-        what = f"{who} holds it: a second shipper would end with exit code 5, or needs a directory of its own"
+        what = f"{who} holds it: a second shipper ends with exit code 5 unless it has a directory of its own"
         findings.add("note", "state.directory", what)
     place = next(each for each in (directory, *directory.parents) if os.path.isdir(each))
     status = os.statvfs(place)
@@ -183,10 +184,10 @@ def _directory(directory: Path) -> tuple[Result, str, str]:
     if not os.path.lexists(directory):
         above = next(each for each in directory.parents if os.path.lexists(each))
         if os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK):
-            return "ok", name, f"{directory} is not there yet, and can be made"
-        return "fail", name, f"{directory} cannot be made in {above}; name another directory"
+            return "ok", name, f"{directory} does not exist yet and can be created"
+        return "fail", name, f"{directory} cannot be created in {above}; name another directory"
     if not os.path.isdir(directory):
-        return "fail", name, f"{directory} is no directory; name another one"
+        return "fail", name, f"{directory} is not a directory; name another one"
     status = directory.stat()
     mode, is_ours = status.st_mode & 0o777, status.st_uid == os.geteuid()
     owner = whose(status)
@@ -215,7 +216,7 @@ def _check_input(settings: Settings, findings: _Findings) -> None:
         more = f"; and {len(closed) - 1:,} more" if len(closed) > 1 else ""
         findings.add("fail", name, f"{closed[0]}{more}")
     if not include:
-        findings.add("note", name, "names no files; `shipper run` needs some, `pipe` and `backfill` do not")
+        findings.add("note", name, "is empty; `shipper run` needs it, `pipe` and `backfill` do not")
     elif found:
         findings.add("ok", name, f"{len(found):,} files match")
 
@@ -229,7 +230,7 @@ async def _check_endpoints(
     from shipper.check.service import Checkup
 
     if settings.intake is None and settings.report is not None and only is None:
-        findings.add("note", "intake", "is not written; without it nothing can be shipped")
+        findings.add("note", "intake", "is not configured; without it nothing can be shipped")
         only = "report"
     for section in _SECTIONS:
         endpoint: EndpointSettings | None = getattr(settings, section)
@@ -266,7 +267,7 @@ async def _go_online(
     probe = _probe(section, account) if can_ask else None
     await checkup.ask(probe)
     if can_ask and probe is None:
-        findings.add("note", f"{section}:route", "not asked for, as that takes an account: --account N")
+        findings.add("note", f"{section}:route", "not requested: that needs --account N")
 
 
 async def _check_secrets(endpoint: EndpointSettings, section: str, findings: _Findings) -> None:

@@ -155,7 +155,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin or not sys.stdin.isatty():
-        raise typer.BadParameter(f"{question} There is nobody to ask; say --yes")
+        raise typer.BadParameter(f"{question} There is no terminal to ask on; give --yes")
     if not typer.confirm(question, err=True):
         say("nothing was deleted")
         raise typer.Exit(0)
@@ -193,7 +193,7 @@ def parsed_time(text: str, *, is_end: bool = False, now: float | None = None) ->
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         example = f"2026-11-01 (its {'end' if is_end else 'beginning'}, UTC){'' if now is None else ' or now'}"
-        raise typer.BadParameter(f"{text!r} is no time, such as 2026-11-01T12:30:00Z or {example}") from None
+        raise typer.BadParameter(f"{text!r} is not a time, such as 2026-11-01T12:30:00Z or {example}") from None
 
 
 def in_columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> str:

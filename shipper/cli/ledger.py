@@ -140,7 +140,7 @@ def _erase(settings: Settings, affiliate_id: str, *, yes: bool) -> None:
     confirm("erase this AffiliateID from the ledger for good? Its counts stay, without it.", yes=yes)
     with locked_directory(directory), closing(Store(directory)) as store:
         changed = store.erase_affiliate(affiliate_id)
-    say(f"{several(changed, 'count')} of the ledger changed" if changed else "the ledger has nothing under it")
+    say(f"{several(changed, 'count')} of the ledger changed" if changed else "the ledger has no counts for it")
 
 
 def read_rows(settings: Settings, only: DateRange | None) -> list[LedgerRow]:
@@ -232,7 +232,7 @@ def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
     shown.add_row("total", *[""] * (names - 1), *(f"{total:,}" for total in totals.values()), style="bold")
     console = Console()
     console.print(shown)
-    said = [f"Days are those of {zone}.", *(f"{note[:1].upper()}{note[1:]}." for note in notes)]
+    said = [f"Days are in time zone {zone}.", *(f"{note[:1].upper()}{note[1:]}." for note in notes)]
     console.print(Text(f"\n{' '.join(said)}", style="dim"))
     sys.stdout.flush()
 

@@ -174,7 +174,7 @@ def _share(text: str) -> Decimal:
     """
     found = _PERCENT.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text!r} is no percentage of 0 or less, such as -5%", param_hint="--alarm-below")
+        raise typer.BadParameter(f"{text!r} is not a percentage of 0 or less, such as -5%", param_hint="--alarm-below")
     return Decimal(found[1]) / 100
 
 

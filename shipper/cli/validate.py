@@ -195,9 +195,9 @@ class _Check:
             parts.append(f"normalized: {_listed(found.normalized)}")
         if found.unknown_fields:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
-        question = "no column has a name that is known here; is its first row a header?"
+        question = "no column has a known name; is the first row a header?"
         parts += [f"{on_one_line(name)}: {question}" for name in found.without_header]
-        missing = "records.mapping names columns that are not there"
+        missing = "records.mapping names columns that are missing"
         parts += [
             f"{on_one_line(name)}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()
         ]

@@ -161,7 +161,7 @@ def _parsed(entry: Written, leaf: Leaf | None) -> Written:
         (value,) = tomllib.loads(f"value = {entry.value}").values()
     except (ValueError, RecursionError):
         raise ConfigError(
-            "begins like a TOML array or table, but is none",
+            "looks like a TOML array or table, but is not valid",
             key=leaf.key if leaf else "",
             source=entry.source,
         ) from None

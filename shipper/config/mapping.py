@@ -59,7 +59,7 @@ def _field_source(field: str, written: Any) -> FieldSource:
     if field not in FIELDS:
         close = difflib.get_close_matches(field, FIELDS, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(FIELDS)}"
-        raise ConfigError(f"is no field of the wire form{hint}", key=key)
+        raise ConfigError(f"is not a field of the wire form{hint}", key=key)
     try:
         source = msgspec.convert({"from": written} if isinstance(written, str) else written, FieldSource)
     except msgspec.ValidationError as error:
@@ -73,7 +73,7 @@ def _field_source(field: str, written: Any) -> FieldSource:
     if len(given) != 1:
         raise ConfigError(f"needs one of from, const and template, and has {' and '.join(given) or 'none'}", key=key)
     if source.const is not None and (source.values or source.default is not None):
-        raise ConfigError("const stands alone: take values and default away", key=key)
+        raise ConfigError("const cannot be combined with values or default", key=key)
     if "" in source.values:
         raise ConfigError('values are not looked at for an empty value: write default = "…" for it', key=key)
     if isinstance(source.const, int) and not -_INTEGER_MAX <= source.const <= _INTEGER_MAX:

@@ -85,7 +85,7 @@ class SecretReference(Secret, Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.command is not None and not (self.command and self.command[0]):
             raise ValueError('command is a program and its arguments, such as ["print-token", "intake"]')
         if self.allow_group_readable and self.file is None:
-            raise ValueError("allow_group_readable belongs to file")
+            raise ValueError("allow_group_readable is for file only")
 
 
 def decode_secret(raw: object) -> Secret:
@@ -146,7 +146,7 @@ def check_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> Non
         program = secret.command[0]
         is_shown = _PATH_SHOWN.fullmatch(program) or _PROGRAM_SHOWN.fullmatch(program)
         program = repr(program) if is_shown else _masked(program)
-        raise ConfigError(f"there is no program {program} that can be run", key=key)
+        raise ConfigError(f"program {program} cannot be found or run", key=key)
 
 
 async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) -> str:

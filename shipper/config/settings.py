@@ -142,18 +142,16 @@ class EndpointSettings(Section, frozen=True):
         msgspec.structs.force_setattr(self, "base_url", base_url)
         if self.oauth2 is not None:
             if self.token is not None:
-                raise ConfigError(
-                    "is at odds with oauth2: tokens come from one place; take one of them out", key="token"
-                )
+                raise ConfigError("cannot be combined with oauth2; remove one of them", key="token")
             check_address(self.oauth2.token_url, key="oauth2.token_url", allow_plaintext=self.allow_plaintext)
         if self.client_key is not None and self.client_certificate is None:
-            raise ConfigError("is of no use without client_certificate", key="client_key")
+            raise ConfigError("needs client_certificate", key="client_key")
         if self.proxy is not None:
             check_address(self.proxy, key="proxy", allow_plaintext=True, is_whole=False)
         if isinstance(self.proxy_password, SecretReference) and self.proxy_password.command is not None:
             raise ConfigError("cannot come from a command; use env or file", key="proxy_password")
         if bool(self.proxy_username) != (self.proxy_password is not None) or (self.proxy_username and not self.proxy):
-            raise ConfigError("goes with proxy and proxy_password: all three, or proxy alone", key="proxy_username")
+            raise ConfigError("needs proxy and proxy_password: set all three, or proxy alone", key="proxy_username")
 
 
 class ReportSettings(EndpointSettings, frozen=True):
@@ -208,8 +206,8 @@ class InputSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         if not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
             raise ConfigError(
-                f"{self.csv_delimiter!r} cannot stand between values: it has to be one ASCII character, and neither a "
-                'quote nor the end of a line, such as ";"',
+                f"{self.csv_delimiter!r} is not a delimiter: it must be one ASCII character other than a quote or a "
+                'line break, such as ";"',
                 key="csv_delimiter",
             )
         if self.on_complete == "move" and self.completed_directory is None:
@@ -276,11 +274,11 @@ class RecordsSettings(Section, frozen=True):
         for field in self.event_id_fields:
             if field not in FIELDS or field == "EventId":
                 raise ConfigError(
-                    f"{field!r} is no field to make an EventId of; there are {', '.join(FIELDS[1:])}",
+                    f"{field!r} is not a field to derive an EventId from; there are {', '.join(FIELDS[1:])}",
                     key="event_id_fields",
                 )
         if self.event_id_fields and self.event_id != "derive":
-            raise ConfigError('is for records.event_id = "derive"; write that, too', key="event_id_fields")
+            raise ConfigError('needs records.event_id = "derive"', key="event_id_fields")
 
     @property
     def field_sources(self) -> dict[str, FieldSource]:
@@ -512,7 +510,7 @@ def _check_timezone(name: str) -> None:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", key="assume_timezone") from None
+        raise ConfigError(f"{name!r} is not a known time zone, such as Europe/Malta", key="assume_timezone") from None
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:
@@ -540,8 +538,8 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
     endpoint: EndpointSettings | None = getattr(settings, section)
     if endpoint is None:
         raise ConfigError(
-            f"is missing: write [{section}] with base_url, subscription_key and token (or oauth2), into the file that "
-            "`shipper config init` makes, for instance",
+            f"is missing: write [{section}] with base_url, subscription_key and token (or oauth2); `shipper config "
+            "init` writes a file to start from",
             key=section,
         )
     for key in ("subscription_key", "token"):

@@ -104,7 +104,7 @@ def days_of_zone(name: str) -> Days:
     try:
         return Days(ZoneInfo(name), name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigError(f"{name!r} is no time zone known here, such as Europe/Malta", source="--timezone") from None
+        raise ConfigError(f"{name!r} is not a known time zone, such as Europe/Malta", source="--timezone") from None
 
 
 @cache

@@ -18,7 +18,7 @@ _OUTCOMES: Final = {
     "finished": "The input was read to its end.",
     "drained": "What had been read is settled; the next start goes on from there.",
     "aborted": "It was cut off; the next start reads again what is not settled.",
-    "gave_up": "The service took nothing for too long; the next start goes on from there.",
+    "gave_up": "The service accepted nothing for too long; the next start goes on from there.",
 }
 
 
@@ -59,7 +59,7 @@ def headline_of(seen: Snapshot) -> Headline:
     """Put into words how a shipper stands."""
     live = seen.running
     if seen.stuck:
-        sub = f"{_begun(seen.stuck)}. Liveness fails, so that whoever watches shipper starts it again."
+        sub = f"{_begun(seen.stuck)}. The liveness probe fails, so that a supervisor restarts shipper."
         return Headline(state="bad", title="Stuck", sub=sub)
     if live is None:
         return _absent(seen)
@@ -73,7 +73,7 @@ def headline_of(seen: Snapshot) -> Headline:
         return Headline(state="paused", title=title, sub=sub)
     if is_draining:
         detail = f", {several(live.pending, 'record')} to settle"
-        sub = "It was asked to stop, reads no more, and settles what it has read."
+        sub = "It was asked to stop: it reads no more and settles what it has read."
         return Headline(state="busy", title="Draining", detail=detail, sub=sub)
     if live.phase == "starting" or not live.has_looked:
         return Headline(state="busy", title="Starting" if live.phase == "starting" else "Looking for its inputs")
@@ -91,7 +91,7 @@ def delivered(seen: Snapshot) -> str:
     if not state.has_inputs:
         return "nothing was read yet"
     if seen.has_files_left:
-        return f"not all files that were named to it are read to their ends{_exceptions(seen)}"
+        return f"not all files that it was given are read to their ends{_exceptions(seen)}"
     if found := _delivered(seen, seen.reachable_until, "Everything else" if seen.troubles else "Everything"):
         text = found.text(seen.at)
         return text[:1].lower() + text[1:]
@@ -141,12 +141,12 @@ def _unaccepted(seen: Snapshot) -> str:
 def _absent(seen: Snapshot) -> Headline:
     live = seen.live
     if seen.process_id is not None:
-        return Headline(state="busy", title="It says nothing of itself yet")
+        return Headline(state="busy", title="It has not reported yet")
     if live is None:
         return Headline(state="off", title="No shipper is running")
     if live.phase == "stopped":
         return _stopped(seen, live)
-    detail = f", and heard of {span(seen.at - live.at)} ago last"
+    detail = f", last heard of {span(seen.at - live.at)} ago"
     return Headline(state="bad", title="Killed", detail=detail, sub="What it had not saved is sent again.")
 
 

@@ -128,4 +128,4 @@ def test_what_the_modes_forbid_is_told(shipper: Shipper):
     result = shipper.run("check", settings=below, prefix=prefix, check=False)
     (failed,) = (row for row in rows_of(result.stdout) if row[1] == "fail")
     assert failed[2] == "state.directory"
-    assert f"cannot be made in {shipper.state}" in failed[3]
+    assert f"cannot be created in {shipper.state}" in failed[3]

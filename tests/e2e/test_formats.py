@@ -258,8 +258,8 @@ def test_what_is_neither_csv_nor_batch_is_refused_with_a_way_out(shipper: Shippe
 @pytest.mark.parametrize(
     ("command", "key", "value", "message"),
     [
-        ("validate", "mapping.Ip", "a", "records.mapping.Ip: is no field of the wire form; did you mean IP?"),
-        ("backfill", "event_id_fields", "['Name']", "records.event_id_fields: 'Name' is no field"),
+        ("validate", "mapping.Ip", "a", "records.mapping.Ip: is not a field of the wire form; did you mean IP?"),
+        ("backfill", "event_id_fields", "['Name']", "records.event_id_fields: 'Name' is not a field"),
     ],
 )
 def test_a_mistake_in_the_settings_is_found_at_the_start_and_named(
@@ -381,5 +381,5 @@ def test_a_mapping_that_names_a_column_which_is_not_there_is_told(shipper: Shipp
     (shipper.folder / "a.csv").write_text(",".join(names) + "\n" + ",".join(row) + "\n")
     mapping = '{BrandID = "marke", CustomerCurrencyID = "market"}'
     result = shipper.run("validate", "a.csv", settings={"records.mapping": mapping, "input.format": "csv"})
-    assert "names columns that are not there: market\n" in result.stdout
+    assert "names columns that are missing: market\n" in result.stdout
     assert result.returncode == 3

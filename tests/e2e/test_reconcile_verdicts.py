@@ -218,7 +218,7 @@ def test_an_affiliate_that_the_ledger_keeps_as_a_hash_is_named_as_it_came_or_by_
     ("text", "words"),
     [
         ("account,media\n1,2\n", "line 1: the first line is not account,media,affiliate_id"),
-        ("account,media,affiliate_id\n1001,x,\n", "line 2: its media is no number"),
+        ("account,media,affiliate_id\n1001,x,\n", "line 2: its media is not a number"),
         ("account,media,affiliate_id\n1001,,\n", "line 2: it has neither media nor affiliate_id"),
         ("account,media,affiliate_id\n1,5,\n2,5,\n", "line 3: it gives 5 to account 2, an earlier line to account 1"),
         (None, "cannot read"),

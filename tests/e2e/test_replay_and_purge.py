@@ -389,8 +389,8 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
     ("arguments", "words"),
     [
         (["purge"], "--all"),
-        (["purge", "--all", "--reason", "ip"], "--all goes with no filter"),
-        (["purge", "1", "--reason", "ip"], "that are named go with no filter"),
+        (["purge", "--all", "--reason", "ip"], "--all cannot be combined with filters"),
+        (["purge", "1", "--reason", "ip"], "IDs cannot be combined with filters"),
         (["purge", "1", "99", "--yes"], "no dead letter 99"),
         (["purge", "--all"], "--yes"),
         (["purge", "--consumer-id", "12x", "--yes"], "whole number"),

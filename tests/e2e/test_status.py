@@ -119,16 +119,16 @@ def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tai
 def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_is_told(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
     assert run(shipper, "backfill", tail.file).returncode == 0
-    told = "  only inputs that were read before are known: "
+    told = "  only inputs that were read before are known; "
     pattern = json.dumps([f"{tail.folder}/*"])
     assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
     new = tail.append(10, 20, "app.ndjson.new")  # nobody said that it is an input
     answer, line = ask(shipper, "--until", "now").splitlines()
     assert answer.startswith("yes: ")
-    assert line == f"{told}the settings, of {shipper.config}, name no input.include"
+    assert line == f"{told}{shipper.config}: input.include is missing"
     state = {"state.directory": str(shipper.state)}
     result = run(shipper, "status", "--until", "now", configured=False, settings=state)
-    assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and the settings name no input.include"
+    assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and input.include is missing"
     text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
     assert f"{new} (not looked at yet)" in text
     assert str(tail.file) + "\n" not in text

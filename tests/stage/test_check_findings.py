@@ -616,5 +616,5 @@ def test_input_and_disk_are_looked_at(shipper: Shipper):
     assert "GB free" in checked.what("state.disk", "ok")
     wide = check(shipper, settings={"spool.max_bytes": 10**18})
     assert wide.code == 0
-    assert "names no files" in wide.what("input.include", "note")
+    assert "is empty" in wide.what("input.include", "note")
     assert "spool.max_bytes" in wide.what("state.disk", "note")

@@ -437,7 +437,7 @@ def test_what_is_missing_at_the_start_is_an_error_of_the_settings(clock: HandClo
     missing = [
         (SecretReference(env="NOT_SET"), "environment variable NOT_SET is not set"),
         (SecretReference(file="/nowhere"), "No such file"),
-        (SecretReference(command=("no-such-program",)), "there is no program 'no-such-program'"),
+        (SecretReference(command=("no-such-program",)), "program 'no-such-program' cannot be found or run"),
     ]
     for secret, says in missing:
         with pytest.raises(ConfigError, match=rf"intake\.token: .*{says}"):

@@ -228,7 +228,7 @@ async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(se
         (ok(b"[]"), "the answer is not a daily report"),
         (
             ok(document(Asked(1002, START, END, "", ""))),
-            "account 1001 was asked for, the report is that of account 1002",
+            "account 1001 was requested, the report is that of account 1002",
         ),
         (refusal(429), "the service asks for fewer requests .*; it was asked for once$"),
         (refusal(500), "the service answered 500; it was asked for once$"),

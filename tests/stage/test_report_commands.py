@@ -260,7 +260,7 @@ def test_accounts_of_a_file_are_added(told: Reporter, origin: ReportService):
     file.write_text("1003\n10o2\n")
     result = told(*OCTOBER, "--accounts-file", file)
     assert (result.returncode, len(origin.asked)) == (2, 3)
-    assert f"{file}:2: '10o2' is no account's number" in result.stderr
+    assert f"{file}:2: '10o2' is not an account number" in result.stderr
 
 
 # Where it is written to
@@ -339,7 +339,7 @@ def test_service_that_lets_nobody_in_is_not_asked_for_everything(
     assert "shipper: account 1001, 2026-10-01: " in result.stderr
     assert words in result.stderr
     assert len(origin.asked) <= 8
-    assert re.search(r"shipper: 2[789]|30 further reports were not asked for", result.stderr)
+    assert re.search(r"shipper: 2[789]|30 further reports were not requested", result.stderr)
     assert "the-key" not in result.stderr
     assert "the-token" not in result.stderr
 
@@ -349,7 +349,7 @@ def test_service_that_is_not_there_is_told(shipper: Shipper):
     result = reporter("1001", *QUARTER, "--split", "day", settings=NO_PATIENCE)
     assert (result.returncode, result.stdout) == (1, "")
     assert "account 1001, 2026-10-01: " in result.stderr
-    assert re.search(r"\n?shipper: (8[89]|9[01]) further reports were not asked for", result.stderr)
+    assert re.search(r"\n?shipper: (8[89]|9[01]) further reports were not requested", result.stderr)
 
 
 def test_one_that_fails_is_named_and_the_others_are_shown(told: Reporter, origin: ReportService):
@@ -567,7 +567,7 @@ def test_unknown_fields_are_told_once(told: Reporter, origin: ReportService):
     result = told("1001", *OCTOBER, "--split", "day", "--format", "csv")
     assert result.returncode == 0
     (note,) = result.stderr.splitlines()
-    assert note.startswith("note: fields that are not documented")
+    assert note.startswith("note: undocumented fields")
     assert note.count(r"ready\x1b[2J") == 1
     assert "brands[].marketingSources[].x" in note
 
@@ -646,9 +646,9 @@ def test_change_of_undocumented_fields_alone_is_told_as_such(told: Reporter, ori
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked).replace(b'"brands"', b'"ready":true,"brands"'))
     result = told("fetch", "1001", *OCTOBER)
-    assert "document changed, only fields that are not documented differ; see: " in result.stdout
+    assert "document changed, only undocumented fields differ; see: " in result.stdout
     (line,) = told.good("diff", "1001", *OCTOBER).splitlines()
-    assert line.endswith(", only fields that are not documented differ")
+    assert line.endswith(", only undocumented fields differ")
     assert told.good("history", "1001").splitlines()[-1].split("  ")[-2:] == ["document changed", "ab" * 32]
 
 
@@ -712,7 +712,7 @@ def test_brand_that_came_and_field_that_went_are_named(told: Reporter):
 def test_nothing_to_list_or_compare_is_said(told: Reporter):
     empty = told("history", "1001")
     assert (empty.returncode, empty.stdout) == (0, "")
-    assert empty.stderr == "no report of account 1001 is kept; keep some with: shipper report fetch\n"
+    assert empty.stderr == "no report of account 1001 is kept; to keep some: shipper report fetch\n"
     none = told("diff", "1001", *OCTOBER)
     assert (none.returncode, none.stdout) == (1, "")
     assert "no report of account 1001 within 2026-10-01 and 2026-10-31 is kept" in none.stderr

@@ -246,7 +246,7 @@ def test_missing_secrets_of_the_client_are_found_at_the_start():
     for name in ("client_secret", "password"):
         with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: environment variable NOT_SET is not set"):
             credentials(settings=password_grant(**{name: SecretReference(env="NOT_SET")}))
-        with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: there is no program"):
+        with pytest.raises(ConfigError, match=rf"intake\.oauth2\.{name}: program .* cannot be found or run"):
             credentials(settings=password_grant(**{name: SecretReference(command=("no-such-program",))}))
 
 

@@ -22,17 +22,17 @@ SENSELESS = [
     (["1001"], "give ACCOUNT START END"),
     ([*OCTOBER], "name an account"),
     (["1001", *OCTOBER, "2026-11-01"], "give ACCOUNT START END"),
-    (["fetsch", *OCTOBER], "'fetsch' is no account's number"),
-    (["0", *OCTOBER], "'0' is no account's number"),
-    (["1001", "2026-10-01", "2026-10-32"], "'2026-10-32' is no day"),
-    (["1001", *OCTOBER, "--account", "x"], "'x' is no account's number"),
+    (["fetsch", *OCTOBER], "'fetsch' is not an account number"),
+    (["0", *OCTOBER], "'0' is not an account number"),
+    (["1001", "2026-10-01", "2026-10-32"], "'2026-10-32' is not a date"),
+    (["1001", *OCTOBER, "--account", "x"], "'x' is not an account number"),
     (["1001", *OCTOBER, "--split", "week"], "week"),
     (["1001", *OCTOBER, "--format", "pdf"], "pdf"),
     (["1001", *OCTOBER, "--concurrency", "0"], "concurrency"),
-    (["1001", *OCTOBER, "--tolerance", "NaN"], "'NaN' is no amount"),
-    (["1001", *OCTOBER, "--bom"], "go with --format csv"),
-    (["1001", *OCTOBER, "--delimiter", "tab"], "go with --format csv"),
-    (["1001", *OCTOBER, "--format", "csv", "--delimiter", "x"], "'x' is none of"),
+    (["1001", *OCTOBER, "--tolerance", "NaN"], "'NaN' is not an amount"),
+    (["1001", *OCTOBER, "--bom"], "are for --format csv"),
+    (["1001", *OCTOBER, "--delimiter", "tab"], "are for --format csv"),
+    (["1001", *OCTOBER, "--format", "csv", "--delimiter", "x"], "'x' is not one of"),
     (["1001", *OCTOBER, "--format", "parquet"], "--output"),
     (["1001", *OCTOBER, "--format", "xlsx"], "--output"),
     (["1001", *OCTOBER, "--output", "."], "is a directory"),
@@ -41,7 +41,7 @@ SENSELESS = [
     (["history", "1001", "2026-10-01"], "give START and END, or neither"),
     (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),
     (["watch", "1001", *OCTOBER, "--on-change", "no-such-program"], "there is no command 'no-such-program'"),
-    (["watch", "1001", *OCTOBER, "--on-change", "'"], "is no command"),
+    (["watch", "1001", *OCTOBER, "--on-change", "'"], "is not a command"),
 ]
 
 
@@ -87,9 +87,7 @@ def test_day_needs_no_zero_in_front():
     assert selected(["9", "2026-1-5", "2026-1-9"], None, "", "none")[0].days == (date(2026, 1, 5), date(2026, 1, 9))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [("", "has no account's number"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")]
-)
+@pytest.mark.parametrize(("text", "words"), [("", "has no account numbers"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")])
 def test_file_that_is_no_list_of_accounts_is_refused(tmp_path: Path, text: str, words: str):
     file = tmp_path / "accounts"
     file.write_text(text)
@@ -99,5 +97,5 @@ def test_file_that_is_no_list_of_accounts_is_refused(tmp_path: Path, text: str, 
 
 @each("word", ["-1", "0", "1e3", "1_000", "\N{ARABIC-INDIC DIGIT ONE}", "9" * 19, "9" * 20])
 def test_what_is_no_account_is_refused(word: str):
-    with pytest.raises(typer.BadParameter, match="is no account's number"):
+    with pytest.raises(typer.BadParameter, match="is not an account number"):
         selected([word, *OCTOBER], None, "", "none")

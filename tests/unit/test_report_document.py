@@ -238,7 +238,7 @@ def test_service_spelling_counts_where_both_are_there():
 
 
 def test_report_of_another_account_is_an_error():
-    with pytest.raises(ReportError, match=r"account 7 was asked for.* account 1001"):
+    with pytest.raises(ReportError, match=r"account 7 was requested.* account 1001"):
         read_report(BODY, account_id=7)
 
 

@@ -175,7 +175,7 @@ async def test_a_cancelled_command_is_ended(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_missing_program_is_found_without_running_anything(tmp_path: Path):
     program = tmp_path / "program"
-    with pytest.raises(ConfigError, match=r"intake\.token: there is no program '.*/program' that can be run"):
+    with pytest.raises(ConfigError, match=r"intake\.token: program '.*/program' cannot be found or run"):
         check_secret(command(str(program)), key="intake.token")
     program.write_text("#!/bin/sh\nexit 1\n")
     program.chmod(0o700)

@@ -131,7 +131,7 @@ def test_a_pause_comes_first_with_what_to_do_about_it():
         (live(phase="stopped", outcome="drained", at=NOW - 3 * 3600), "the last one (run) ended 3 h ago: drained"),
         (live(phase="stopped", outcome="finished", at=NOW - 5), "ended 5 s ago: finished: the input was read to its"),
         (live(phase="stopped", outcome="of tomorrow"), "ended 0 s ago: of tomorrow"),
-        (live(at=NOW - 600), "(run, process 7) was killed: it was heard of 10 min ago last"),
+        (live(at=NOW - 600), "(run, process 7) was killed: it was last heard of 10 min ago"),
     ],
 )
 def test_of_a_shipper_that_does_not_run_its_end_is_told(says: Live | None, words: str):
@@ -152,7 +152,7 @@ def test_what_a_shipper_that_has_ended_paused_for_is_still_told():
 def test_what_another_process_says_is_not_taken_for_that_of_the_one_that_runs():
     seen = look(stream(1, 500), process_id=8, says=live(settled_bytes_per_second=10.0, pauses=[FORBIDDEN]))
     (line,) = headline(seen)
-    assert line.startswith("process 8 is running, and has said nothing of itself yet")
+    assert line.startswith("process 8 is running, and has not reported yet")
     assert seen.bytes_per_second == 0
     assert "rate" not in "".join(figures(seen))
 
@@ -160,7 +160,7 @@ def test_what_another_process_says_is_not_taken_for_that_of_the_one_that_runs():
 def test_files_that_were_named_and_not_read_yet_are_not_taken_for_delivered():
     for process_id in (7, None):
         seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=500))
-        assert "not all files that were named to it are read to their ends" in "".join(headline(seen))
+        assert "not all files that it was given are read to their ends" in "".join(headline(seen))
         assert seen.delivered_until is None
     assert look(stream(), says=live(total_bytes=500, input_ended=True)).delivered_until == NOW
 
@@ -182,7 +182,7 @@ def test_without_a_state_or_an_input_it_says_so():
     empty = Snapshot(at=NOW)
     assert headline(empty) == ["no shipper is running; there is no state yet"]
     assert report(empty, Path("/state")) == [*headline(empty), "", "state: /state"]
-    assert headline(look(read=0)) == ["process 7 is running, and has said nothing of itself yet; nothing was read yet"]
+    assert headline(look(read=0)) == ["process 7 is running, and has not reported yet; nothing was read yet"]
     (line,) = headline(look(stream(1, 5, delivered_until=None), says=live()))
     assert line.endswith("1 input is not delivered to the end, and it is not known until when")
     spool = SpoolState(1, 5000, 1200, None)

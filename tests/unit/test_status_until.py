@@ -33,7 +33,7 @@ def test_a_time_is_read_as_utc_and_a_date_as_its_end(text: str, seconds: float):
 
 @each("text", ["", "14:00", "yesterday", "2026-13-01", "2026-10-20T25:00Z", "9999-12-31", "1e9", "NOW"])
 def test_what_is_no_time_is_refused_with_examples(text: str):
-    with pytest.raises(typer.BadParameter, match="is no time, such as 2026-11-01T12:30:00Z"):
+    with pytest.raises(typer.BadParameter, match="is not a time, such as 2026-11-01T12:30:00Z"):
         parsed_time(text, is_end=True, now=NOW)
 
 
@@ -96,7 +96,7 @@ def test_only_so_many_inputs_are_named_unless_all_are_asked_for():
 def test_files_that_were_named_to_a_backfill_that_has_not_got_to_them_stand_in_the_way(process_id: int | None):
     seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=5))
     assert not seen.is_delivered(NOW - 1e6)
-    assert "not all files that were named to it" in "\n".join(answer(seen, NOW - 1e6))
+    assert "not all files that it was given" in "\n".join(answer(seen, NOW - 1e6))
 
 
 @pytest.mark.parametrize(("until", "is_delivered"), [(NOW - 61, True), (NOW, False)])

@@ -60,15 +60,17 @@ def purge(
     has_filter = selection != selection_of()
     if consumer_id is not None:
         if has_filter or everything or ids:
-            raise typer.BadParameter("--consumer-id erases all that is kept of a consumer, so it goes with no filter")
+            raise typer.BadParameter(
+                "--consumer-id erases everything that is kept of a consumer; it cannot be combined with filters"
+            )
         consumer_id = _checked_number(consumer_id)
     elif ids:
         if has_filter or everything:
-            raise typer.BadParameter("dead letters that are named go with no filter; leave out one of them")
+            raise typer.BadParameter("IDs cannot be combined with filters; leave out one of them")
     elif not has_filter and not everything:
-        raise typer.BadParameter("name which ones, such as --older-than 90, or say --all")
+        raise typer.BadParameter("choose which ones, for example with --older-than 90, or give --all")
     elif has_filter and everything:
-        raise typer.BadParameter("--all goes with no filter; leave out one of them")
+        raise typer.BadParameter("--all cannot be combined with filters; leave out one of them")
     settings = prepare(options)
     if consumer_id is not None:
         _erase(settings, consumer_id, yes=yes)
@@ -78,7 +80,7 @@ def purge(
 
 def _checked_number(text: str) -> str:
     if not (text.isascii() and text.isdecimal() and len(text) <= 40):
-        raise typer.BadParameter(f"{text!r} is no ConsumerID, which is a whole number")
+        raise typer.BadParameter(f"{text!r} is not a ConsumerID, which is a whole number")
     return str(int(text))
 
 
@@ -134,14 +136,14 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
 
 def _tell_doubtful(doubtful: list[str]) -> None:
     say(
-        f"{several(len(doubtful), 'record')} more cannot be read and hold the number; nobody can tell whose, so left "
-        "as they are:"
+        f"{several(len(doubtful), 'record')} more cannot be read and contain the number; they may be somebody "
+        "else's, so they are kept:"
     )
     for each in doubtful[:_NAMED_MAX]:
         say(f"  {each}")
     if len(doubtful) > _NAMED_MAX:
         say(f"  ... and {len(doubtful) - _NAMED_MAX:,} more")
     say(
-        "what the spool holds is read by: shipper pipe < /dev/null; then what cannot be read is a dead letter. Look at "
-        "those with: shipper dead-letters show ID; delete them with: shipper dead-letters purge ID"
+        "to turn those of the spool into dead letters: shipper pipe < /dev/null; to look at dead letters: shipper "
+        "dead-letters show ID; to delete them: shipper dead-letters purge ID"
     )

@@ -54,7 +54,7 @@ def replay(
     Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
     """
     if dry_run and summary == "json":
-        raise typer.BadParameter("--dry-run sends nothing that a summary could tell of; leave out --summary json")
+        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
@@ -65,7 +65,7 @@ def replay(
         code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), form=summary)
     except StateInUseError as error:
         raise StateInUseError(
-            f"{settings.state.directory} is in use by the shipper whose dead letters they are (process "
+            f"{settings.state.directory} is in use by a running shipper (process "
             f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
         ) from error
     with opened(settings) as letters:

@@ -80,7 +80,7 @@ def tell_failures(outcome: Outcome[T]) -> bool:
     for _, error in outcome.failed:
         say(f"shipper: {error}")
     if outcome.left_out:
-        say(f"shipper: {len(outcome.left_out):,} further reports were not asked for")
+        say(f"shipper: {len(outcome.left_out):,} further reports were not requested")
     return bool(outcome.failed or outcome.left_out)
 
 
@@ -187,7 +187,7 @@ def tell_unknown(fields: Iterable[tuple[str, ...]]) -> None:
 
     names = dict.fromkeys(clean(name) for each in fields for name in each)
     if names:
-        say(f"note: fields that are not documented, which --format json alone shows: {', '.join(names)}")
+        say(f"note: undocumented fields, which only --format json shows: {', '.join(names)}")
 
 
 def _follows(part: Part, before: Part) -> bool:

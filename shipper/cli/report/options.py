@@ -27,12 +27,12 @@ WordsArgument = Annotated[
     typer.Argument(
         metavar="[ACCOUNT] START END",
         show_default=False,
-        help="An affiliate account's number, and two days, YYYY-MM-DD, both included. Without ACCOUNT, the accounts "
-        "are those of --account and --accounts-file.",
+        help="The number of an affiliate account, and two days, YYYY-MM-DD, both included. Without ACCOUNT, the "
+        "accounts are those of --account and --accounts-file.",
     ),
 ]
 AccountArgument = Annotated[
-    int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The affiliate account's number.")
+    int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The number of the affiliate account.")
 ]
 StartArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="START", help="The first day, YYYY-MM-DD.")]
 EndArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")]
@@ -104,7 +104,7 @@ def tolerance_of(text: str) -> Decimal:
     except InvalidOperation:
         amount = Decimal("NaN")
     if not amount.is_finite() or amount < 0:
-        raise typer.BadParameter(f"{text!r} is no amount, such as 0.01", param_hint="--tolerance")
+        raise typer.BadParameter(f"{text!r} is not an amount, such as 0.01", param_hint="--tolerance")
     return amount
 
 
@@ -112,13 +112,13 @@ def _day(word: str, name: str) -> date:
     try:
         return datetime.strptime(word, "%Y-%m-%d").date()
     except ValueError:
-        raise typer.BadParameter(f"{word!r} is no day, such as 2026-10-31", param_hint=name) from None
+        raise typer.BadParameter(f"{word!r} is not a date, such as 2026-10-31", param_hint=name) from None
 
 
 def _account(word: str) -> int:
     number = _number(word)
     if number is None:
-        raise typer.BadParameter(f"{word!r} is no account's number")
+        raise typer.BadParameter(f"{word!r} is not an account number")
     return number
 
 
@@ -140,8 +140,8 @@ def _accounts_of(file: str) -> list[int]:
         if word:
             account = _number(word)
             if account is None:
-                raise SourceError(f"{file}:{number}: {word!r} is no account's number; write one a line")
+                raise SourceError(f"{file}:{number}: {word!r} is not an account number; write one per line")
             numbers.append(account)
     if not numbers:
-        raise SourceError(f"{file}: has no account's number; write one a line")
+        raise SourceError(f"{file}: has no account numbers; write one per line")
     return numbers

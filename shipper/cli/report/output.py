@@ -60,8 +60,8 @@ def check_partial(target: Path | None, *, is_partial: bool, is_allowed: bool) ->
     """
     if is_partial and not is_allowed and target is not None and target.exists() and not _is_special(target):
         raise ReportError(
-            f"{str(target)!r} is left as it was, as not every report could be fetched; to replace it by what could be, "
-            "give --allow-partial"
+            f"{str(target)!r} is left as it was, as not every report could be fetched; to replace it with "
+            "those that could, give --allow-partial"
         )
 
 
@@ -75,10 +75,10 @@ def checked_delimiter(delimiter: str | None, form: Form, *, has_bom: bool) -> st
     from shipper.report.exports import DELIMITERS
 
     if form != "csv" and (delimiter is not None or has_bom):
-        raise typer.BadParameter(f"--delimiter and --bom go with --format csv, not with {form}")
+        raise typer.BadParameter(f"--delimiter and --bom are for --format csv, not {form}")
     chosen = "," if delimiter is None else _DELIMITER_NAMES.get(delimiter, delimiter)
     if chosen not in DELIMITERS:
-        raise typer.BadParameter(f"{delimiter!r} is none of: , ; tab |", param_hint="--delimiter")
+        raise typer.BadParameter(f"{delimiter!r} is not one of: , ; tab |", param_hint="--delimiter")
     return chosen
 
 

@@ -129,7 +129,7 @@ def history(
     if versions:
         write_lines([table])
     else:
-        say(f"no report of account {account} is kept; keep some with: shipper report fetch")
+        say(f"no report of account {account} is kept; to keep some: shipper report fetch")
 
 
 @with_settings_options
@@ -339,5 +339,5 @@ def in_words(kept: Kept) -> str:
 def differing(changes: tuple[Change, ...]) -> str:
     """Count changes, of which there may be none that is documented."""
     if not changes:
-        return "only fields that are not documented differ"
+        return "only undocumented fields differ"
     return f"{len(changes):,} fields differ" if len(changes) > 1 else "1 field differs"

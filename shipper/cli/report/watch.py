@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 _JITTER: Final = 0.1  # of the interval, up and down: watchers that were started together drift apart
 _TELL_S: Final = 5.0  # after a signal, for the commands that are still to be run
 _HOOK_ENDS_S: Final = 1.0
-_AGAIN: Final = "it runs again at the next look"
+_AGAIN: Final = "it runs again at the next fetch"
 
 
 @with_settings_options
@@ -101,7 +101,7 @@ def _checked_hook(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise typer.BadParameter(f"{command!r} is no command: {error}", param_hint="--on-change") from None
+        raise typer.BadParameter(f"{command!r} is not a command: {error}", param_hint="--on-change") from None
     if words and shutil.which(words[0]) is None:
         raise typer.BadParameter(f"there is no command {words[0]!r}", param_hint="--on-change")
     return words

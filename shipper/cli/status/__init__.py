@@ -35,13 +35,13 @@ def status(
         typer.Option(
             "--until",
             metavar="TIME",
-            help="Tell whether everything that was written up to then is settled; exit code 0 = yes, 4 = no. ISO 8601, "
-            "UTC unless it says otherwise; a date alone is its end; or: now.",
+            help="Check whether everything that was written up to then is settled; exit code 0 = yes, 4 = no. ISO "
+            "8601, UTC unless it says otherwise; a date alone is its end; or: now.",
         ),
     ] = "",
-    watches: Annotated[bool, typer.Option("--watch", help="Look again and again, until Ctrl-C.")] = False,
+    watches: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float, typer.Option("--interval", min=0.1, metavar="S", help="Seconds between two looks of --watch.")
+        float, typer.Option("--interval", min=0.1, metavar="S", help="Seconds between two updates of --watch.")
     ] = 1.0,
     shows_all: Annotated[bool, typer.Option("--all", help="List all inputs, not only the 20 most behind.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
@@ -49,14 +49,14 @@ def status(
     options: SettingsOptions,
 ) -> None:
     """
-    Tell whether everything is delivered, what stands in the way, what to do, and how long it will take.
+    Show whether everything is delivered, what stands in the way, what to do, and how long it will take.
 
-    It works beside a shipper that runs, and without one: then it tells how the last one ended.
+    Works with and without a running shipper; without one, it shows how the last one ended.
 
     Example: shipper status --until 2026-11-01T12:00:00Z
     """
     if until and watches:
-        raise typer.BadParameter("--until asks once, and --watch looks again and again; leave out one of them")
+        raise typer.BadParameter("--until and --watch cannot be combined; leave out one of them")
     from shipper.cli.status.rendering import LISTED, answer, report
     from shipper.cli.status.watching import watch
     from shipper.status.snapshot import take_snapshot
@@ -102,10 +102,10 @@ def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
 
 
 def _known_inputs(config: Path | None) -> str:
-    """Write what cannot be known where no setting names the inputs."""
+    """Explain why inputs that were never read are not known."""
     from shipper.config.load import USUAL_FILES
 
     named = config or os.environ.get("SHIPPER_CONFIG")
     path = named or next((each for each in USUAL_FILES if each.exists()), None)
-    where = f"the settings, of {plain(str(path))}," if path else "no settings file was found, and the settings"
-    return f"  only inputs that were read before are known: {where} name no input.include"
+    where = f"{plain(str(path))}: " if path else "no settings file was found, and "
+    return f"  only inputs that were read before are known; {where}input.include is missing"

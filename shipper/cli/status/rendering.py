@@ -85,7 +85,7 @@ def headline(seen: Snapshot) -> list[str]:
     elif seen.process_id is None:
         process = f"no shipper is running{_last_one(seen)}"
     else:
-        process = f"process {seen.process_id} is running, and has said nothing of itself yet"
+        process = f"process {seen.process_id} is running, and has not reported yet"
     line, now = f"{process}; {delivered(seen)}", headline_of(seen)
     if live is None:
         return [line, *(_pauses(seen) if seen.process_id is None else []), *troubles]
@@ -100,7 +100,7 @@ def _last_one(seen: Snapshot) -> str:
     if live.phase == "stopped":
         return f"; the last one ({command}) ended {ago}: {on_one_line(outcome_of(live))}"
     return (
-        f"; the last one ({command}, process {live.process_id}) was killed: it was heard of {ago} last, "
+        f"; the last one ({command}, process {live.process_id}) was killed: it was last heard of {ago}, "
         "and what it had not saved is sent again at the next start"
     )
 
@@ -277,6 +277,6 @@ def _not_read(seen: Snapshot) -> list[str]:
     names = [f"  {on_one_line(name)}" for name in seen.beside[:LISTED]]
     count = several(len(seen.beside), "file")
     return [
-        f"not read, as nothing names it: {count} beside inputs; name them in input.include, or in input.exclude",
+        f"not read: {count} beside inputs that no pattern matches; add them to input.include or input.exclude",
         *names,
     ]

@@ -169,7 +169,7 @@ def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *
     """
     names = Names(found)
     console.print(Text(f"Account {found.account}  {names.account}", style="bold"))
-    console.print(Text(f"Registrations of {span_of(found)}, in days of {found.days.name}\n"))
+    console.print(Text(f"Registrations of {span_of(found)}, by days of {found.days.name}\n"))
     is_calm = found.verdict in {"agree", "explained"} and not found.is_alarmed
     for headline in headlines(found):
         console.print(Text(headline, style="bold" if is_calm else "bold red"))

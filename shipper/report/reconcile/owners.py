@@ -133,7 +133,7 @@ def _give(path: Path, line: int, given: dict[_Key, int], key: _Key, account: int
 
 def _number(path: Path, line: int, name: str, text: str | None) -> int:
     if text is None or not text.isascii() or not text.isdecimal() or len(text) > 20:
-        raise _wrong(path, line, f"its {name} is no number")
+        raise _wrong(path, line, f"its {name} is not a number")
     return int(text)
 
 

@@ -290,7 +290,7 @@ def _said_of(row: Row) -> Iterator[str]:
         yield f"unexplained: {count} missing from the report" if row.unexplained < 0 else f"unexplained: {count} more"
     yield from (explanation.words for explanation in row.explanations)
     if row.result is None:
-        yield "the report has no number for it"
+        yield "the report has no figure for it"
     if row.contested:
         yield f"{row.contested:,} of the accepted records are contested"
     if not row.accepted:
