@@ -207,11 +207,6 @@ def plain(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
-def on_one_line(text: str) -> str:
-    """Return a text as people may see it within a line."""
-    return printable(text)
-
-
 def print_json(document: bytes) -> None:
     """Print a JSON document to standard output, at once; a terminal shows all of it, and obeys nothing."""
     print(printable_json(document.decode()), flush=True)

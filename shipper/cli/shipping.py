@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 import typer
 
-from shipper.cli.common import on_one_line, print_json, reader_may_leave, run_async, say, several
+from shipper.cli.common import print_json, reader_may_leave, run_async, say, several
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
+from shipper.model.printable import printable
 from shipper.model.records import shown
 from shipper.system.memory import keep_memory_released
 
@@ -122,7 +123,7 @@ def ship(
     else:
         say(_in_words(summary, reasons, settings.state.directory))
     if summary.message:
-        say(f"shipper: {on_one_line(summary.message)}")
+        say(f"shipper: {printable(summary.message)}")
     elif before and not summary.read and form == "text":
         say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
     return summary.exit_code(is_one_shot=is_one_shot)
@@ -175,7 +176,7 @@ def _halt(live: Live | None) -> str:
     """Return why a run halts, when it gives up, and what Ctrl-C does; empty while it goes on."""
     if live is None:
         return ""
-    parts = [f"paused: {on_one_line(pause.message).partition('; ')[0]}" for pause in live.pauses[:1]]
+    parts = [f"paused: {printable(pause.message).partition('; ')[0]}" for pause in live.pauses[:1]]
     if live.phase == "draining":
         return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
     if not parts:
@@ -216,5 +217,5 @@ def _left_before(files: Sequence[ReadBefore], letters: int) -> str:
 def _read_before(files: Sequence[ReadBefore]) -> str:
     in_part = any(each.has_grown for each in files)
     if len(files) == 1:
-        return f"{on_one_line(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
+        return f"{printable(shown(files[0].path))} was read {'in part' if in_part else 'to its end'} before"
     return f"{len(files):,} files were read {'in part or ' if in_part else ''}to their ends before"

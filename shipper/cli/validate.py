@@ -15,7 +15,6 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
-    on_one_line,
     plain,
     prepare,
     print_json,
@@ -25,6 +24,7 @@ from shipper.cli.common import (
 )
 from shipper.cli.ship import named_files
 from shipper.config.settings import Settings
+from shipper.model.printable import printable
 
 if TYPE_CHECKING:
     from shipper.model.records import Chunk, Rejection
@@ -196,10 +196,10 @@ class _Check:
         if found.unknown_fields:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
         question = "no column has a known name; is the first row a header?"
-        parts += [f"{on_one_line(name)}: {question}" for name in found.without_header]
+        parts += [f"{printable(name)}: {question}" for name in found.without_header]
         missing = "records.mapping names columns that are missing"
         parts += [
-            f"{on_one_line(name)}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()
+            f"{printable(name)}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()
         ]
         for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
             parts.append(f"\n{rule}: {broken.count:,}")
@@ -224,7 +224,7 @@ def shape_of(value: object) -> str:
 
 def _in_words(example: Example) -> str:
     shape = f"; its form is {example.shape}" if example.shape not in {"", "absent"} else ""
-    return f"  {on_one_line(example.file)}:{example.line}: {example.message}{shape} (byte {example.offset})"
+    return f"  {printable(example.file)}:{example.line}: {example.message}{shape} (byte {example.offset})"
 
 
 def _counted(counts: Mapping[str, int]) -> dict[str, int]:
@@ -232,7 +232,7 @@ def _counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    listed = [f"{on_one_line(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
+    listed = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
     return ", ".join([*listed, "..."] if len(counts) > _NAMES_SHOWN else listed)
 
 

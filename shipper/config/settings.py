@@ -19,34 +19,10 @@ from msgspec import Meta, Struct
 
 from shipper.config.load import Written, build, read_written
 from shipper.config.mapping import FIELDS, FieldSource, field_sources
-from shipper.config.secrets import LiteralSecret, Secret, SecretReference, resolve_secret
+from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.model.errors import ConfigError
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 from shipper.system.addresses import check_address, check_host_names, check_listen_address, checked_base_url
-
-__all__ = [
-    "AdminSettings",
-    "BatchSettings",
-    "DeliverySettings",
-    "EndpointSettings",
-    "InputSettings",
-    "LiteralSecret",
-    "LogSettings",
-    "OAuth2Settings",
-    "RecordsSettings",
-    "Secret",
-    "SecretReference",
-    "Settings",
-    "SpoolSettings",
-    "StateSettings",
-    "default_state_directory",
-    "literal_secrets",
-    "load_settings",
-    "load_written",
-    "require_endpoint",
-    "resolve_secret",
-    "settings_from",
-]
 
 ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 

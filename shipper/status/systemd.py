@@ -1,4 +1,4 @@
-"""What systemd is told of a service of `Type=notify`: that it is ready, that it stops, that it is alive."""
+"""Notifies systemd, for a service of `Type=notify`: ready, stopping, alive, and the headline of the status page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from shipper.status.live import Live, Phase
+from shipper.status.units import size
 
 _WORDS_INTERVAL_S: Final = 10.0
 _STATES: Final[Mapping[Phase, str]] = {"running": "READY=1", "draining": "STOPPING=1", "stopped": "STOPPING=1"}
@@ -14,7 +15,7 @@ _STATES: Final[Mapping[Phase, str]] = {"running": "READY=1", "draining": "STOPPI
 
 class Notifier:
     """
-    Speaks to the socket that systemd named, if it did; nothing that goes wrong there matters to the service.
+    Sends to the socket that systemd named, if any; errors there are ignored.
 
     Args:
         environ: `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if it wants signs of life.
@@ -32,10 +33,10 @@ class Notifier:
 
     def note(self, live: Live, *, stuck: str = "") -> None:
         """
-        Tell what a snapshot says; made by the loop that ships, it is a sign of life.
+        Report a snapshot; as the event loop that ships makes it, it is a sign of life.
 
         Args:
-            stuck: What does not come to an end, in words: then it is none.
+            stuck: What does not come to an end, in words; then it is no sign of life.
         """
         if not self._address:
             return
@@ -46,7 +47,7 @@ class Notifier:
             lines.append(state)
         if is_new or self._now() >= self._words_at + _WORDS_INTERVAL_S:
             self._words_at = self._now()
-            lines.append(f"STATUS=stuck: {stuck}" if stuck else f"STATUS={_words(live)}")
+            lines.append(f"STATUS={_words(live, stuck)}")
         self._send(lines)
 
     def note_reload(self) -> None:
@@ -54,7 +55,7 @@ class Notifier:
         self._send(["RELOADING=1", f"MONOTONIC_USEC={int(self._now() * 1e6)}"])
 
     def note_reloaded(self) -> None:
-        """Have the next snapshot tell that it is over."""
+        """Report with the next snapshot that the reload is over."""
         self._state = ""
 
     def _send(self, lines: list[str]) -> None:
@@ -69,9 +70,10 @@ class Notifier:
             pass
 
 
-def _words(live: Live) -> str:
-    """Return the line that `systemctl status` shows."""
-    if live.pauses:
-        return f"paused: {', '.join(pause.reason for pause in live.pauses)}; {live.lag_bytes:,} bytes behind"
-    figures = f"{live.accepted:,} accepted, {live.dead_lettered:,} refused, {live.lag_bytes:,} bytes behind"
-    return "; ".join([f"{live.phase}: {figures}", *live.troubles[:1]]).replace("\n", " ")
+def _words(live: Live, stuck: str) -> str:
+    from shipper.status.headline import headline_of  # loads much, and most processes have no socket to speak to
+    from shipper.status.snapshot import Snapshot
+
+    headline = headline_of(Snapshot(at=live.at, process_id=live.process_id, live=live, stuck=stuck))
+    counts = f"{live.accepted:,} accepted, {live.dead_lettered:,} dead-lettered, {size(live.lag_bytes)} behind."
+    return " ".join(filter(None, [f"{headline.text(live.at)}.", headline.sub, counts])).replace("\n", " ")

@@ -224,7 +224,7 @@ def test_a_read_that_hangs_gives_the_watchdog_no_sign_of_life(
     manager.hear(0.1)
     lines = manager.hear(3)
     assert "WATCHDOG=1" not in lines
-    assert any(line.startswith("STATUS=stuck: reading ") for line in lines) or not lines
+    assert any(line.startswith("STATUS=Stuck. Reading ") for line in lines) or not lines
     running.kill()
 
 

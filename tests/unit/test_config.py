@@ -19,18 +19,16 @@ from typer.testing import CliRunner
 from shipper.cli import config as cli
 from shipper.config.load import USUAL_FILES, decode_custom
 from shipper.config.schema import expectation, leaves
+from shipper.config.secrets import LiteralSecret, SecretReference, resolve_secret
 from shipper.config.settings import (
     BatchSettings,
     DeliverySettings,
     EndpointSettings,
-    LiteralSecret,
-    SecretReference,
     Settings,
     default_state_directory,
     literal_secrets,
     load_settings,
     require_endpoint,
-    resolve_secret,
 )
 from shipper.model.errors import ConfigError
 from tests.cases import each

@@ -145,11 +145,10 @@ def test_systemd_is_told_of_readiness_life_reload_and_stop(manager: tuple[Path, 
     clock = Clock()
     notifier = Notifier({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "30000000"}, now=clock)
     notifier.note(live(phase="starting"))
-    assert messages(listener) == [["WATCHDOG=1", "STATUS=starting: 0 accepted, 0 refused, 0 bytes behind"]]
+    assert messages(listener) == [["WATCHDOG=1", "STATUS=Starting. 0 accepted, 0 dead-lettered, 0 B behind."]]
     notifier.note(live(accepted=1234))
-    assert messages(listener) == [
-        ["WATCHDOG=1", "READY=1", "STATUS=running: 1,234 accepted, 0 refused, 0 bytes behind"]
-    ]
+    words = "Everything that was written until 00:00:02Z is delivered. 1,234 accepted, 0 dead-lettered, 0 B behind."
+    assert messages(listener) == [["WATCHDOG=1", "READY=1", f"STATUS={words}"]]
     notifier.note(live())
     assert messages(listener) == [["WATCHDOG=1"]]
     notifier.note_reload()
@@ -161,7 +160,9 @@ def test_systemd_is_told_of_readiness_life_reload_and_stop(manager: tuple[Path, 
     assert "READY=1" in messages(listener)[0]
     clock.now += 10
     notifier.note(live(pauses=[Pause("forbidden", "no", "ask", 1.0)], lag_bytes=5000))
-    assert messages(listener) == [["WATCHDOG=1", "STATUS=paused: forbidden; 5,000 bytes behind"]]
+    waiting = "0 records and 5 kB wait. Delivery goes on by itself once the cause is gone"
+    counts = "0 accepted, 0 dead-lettered, 5 kB behind"
+    assert messages(listener) == [["WATCHDOG=1", f"STATUS=Paused: forbidden. {waiting}. {counts}."]]
     notifier.note(live(phase="draining"))
     assert "STOPPING=1" in messages(listener)[0]
     notifier.note(live(phase="stopped"))

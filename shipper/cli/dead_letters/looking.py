@@ -11,7 +11,6 @@ import typer
 from shipper.cli.common import (
     SettingsOptions,
     in_columns,
-    on_one_line,
     plain,
     prepare,
     print_json,
@@ -30,6 +29,7 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
     tell_not_whole,
 )
+from shipper.model.printable import printable
 from shipper.status.units import iso
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _common_header(forms: dict[bytes, str]) -> bytes:
         typer.BadParameter: They have several forms.
     """
     if len(forms) > 1:
-        inputs = ", ".join(map(on_one_line, forms.values()))
+        inputs = ", ".join(map(printable, forms.values()))
         raise typer.BadParameter(
             f"these records have {len(forms)} forms (JSON lines, or CSV with different headers), which cannot stand in "
             f"one file; choose inputs with --path, such as one of {inputs}"
@@ -168,7 +168,7 @@ def _table(letters: list[DeadLetter]) -> str:
         )
         for letter in letters
     ]
-    return in_columns([tuple(map(on_one_line, row)) for row in rows])
+    return in_columns([tuple(map(printable, row)) for row in rows])
 
 
 def _indented(value: str) -> str:
@@ -183,7 +183,7 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
         "attempts": str(letter.attempts),
         "first refused": iso(letter.first_at),
         "last refused": iso(letter.last_at),
-        "input": f"{on_one_line(letter.path)}, "
+        "input": f"{printable(letter.path)}, "
         f"bytes {letter.start_offset} to {letter.end_offset}, stream {letter.stream_id}",
         "EventId": letter.event_id or "unknown",
         "ConsumerID": letter.consumer_id or "unknown",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from shipper.cli.common import in_columns, on_one_line, several
+from shipper.cli.common import in_columns, several
+from shipper.model.printable import printable
 from shipper.status.document import STREAMS_SHOWN
 from shipper.status.headline import delivered, headline_of, notices, outcome_of
 from shipper.status.live import Live
@@ -26,8 +27,8 @@ def report(seen: Snapshot, directory: Path, options: str = "", limit: int | None
         options: What a command needs on its line to look at the same state, for a shell, with a space in front.
         limit: How many inputs to list; None = all.
     """
-    to = f"; ships to: {on_one_line(seen.live.destination)}" if seen.live and seen.live.destination else ""
-    state = [f"state: {on_one_line(str(directory))}{to}", *figures(seen)]
+    to = f"; ships to: {printable(seen.live.destination)}" if seen.live and seen.live.destination else ""
+    state = [f"state: {printable(str(directory))}{to}", *figures(seen)]
     paragraphs = [headline(seen), state, stream_lines(seen, limit), remains(seen, options)]
     return [line for paragraph in paragraphs if paragraph for line in ("", *paragraph)][1:]
 
@@ -76,11 +77,11 @@ def compact(seen: Snapshot) -> str:
 def headline(seen: Snapshot) -> list[str]:
     """Write what it is paused for and what to do, whether it runs, and up to when everything is delivered."""
     live, more = seen.running, len(seen.troubles) - _NAMED
-    troubles = [on_one_line(words) for words in seen.troubles[:_NAMED]]
+    troubles = [printable(words) for words in seen.troubles[:_NAMED]]
     troubles += [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
     if live is not None:
         doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
-        which = f"({on_one_line(live.command)}, process {live.process_id})"
+        which = f"({printable(live.command)}, process {live.process_id})"
         process = f"{doing} since {moment(live.started_at, seen.at)} {which}"
     elif seen.process_id is None:
         process = f"no shipper is running{_last_one(seen)}"
@@ -96,9 +97,9 @@ def _last_one(seen: Snapshot) -> str:
     live = seen.live
     if live is None:
         return ""
-    ago, command = f"{span(seen.at - live.at)} ago", on_one_line(live.command)
+    ago, command = f"{span(seen.at - live.at)} ago", printable(live.command)
     if live.phase == "stopped":
-        return f"; the last one ({command}) ended {ago}: {on_one_line(outcome_of(live))}"
+        return f"; the last one ({command}) ended {ago}: {printable(outcome_of(live))}"
     return (
         f"; the last one ({command}, process {live.process_id}) was killed: it was last heard of {ago}, "
         "and what it had not saved is sent again at the next start"
@@ -109,10 +110,10 @@ def _pauses(seen: Snapshot) -> list[str]:
     lines = []
     before = "" if seen.running else "at its end it was "
     for each in seen.live.pauses if seen.live else ():
-        since = f"paused since {moment(each.since, seen.at)} ({on_one_line(each.reason)})"
+        since = f"paused since {moment(each.since, seen.at)} ({printable(each.reason)})"
         probe = f"; tried again at {moment(each.next_probe_at, seen.at)}" if each.next_probe_at and not before else ""
-        lines.append(f"{before}{since}: {on_one_line(each.message)}{probe}")
-        lines.append(f"  what to do: {on_one_line(each.advice)}")
+        lines.append(f"{before}{since}: {printable(each.message)}{probe}")
+        lines.append(f"  what to do: {printable(each.advice)}")
     return lines
 
 
@@ -125,7 +126,7 @@ def figures(seen: Snapshot) -> list[str]:
     if seen.state is not None:
         lines.append(_accounting(seen.state, live.pending if live else 0))
     if live is not None:
-        lines += [f"rate: {_rate(live)}", *map(on_one_line, notices(live))]
+        lines += [f"rate: {_rate(live)}", *map(printable, notices(live))]
     return [*lines, *(_expiry(name, seen) for name in seen.expiring)]
 
 
@@ -202,7 +203,7 @@ def _row(stream: StreamState, eta: str, seen: Snapshot, *, is_gone: bool) -> tup
         "?" if is_open_ended else size(stream.lag_bytes),
         "-" if is_whole or until is None else span(seen.at - until),
         "-" if is_whole or is_gone or is_open_ended else eta,
-        on_one_line(stream.path) + (f" ({', '.join(notes)})" if notes else ""),
+        printable(stream.path) + (f" ({', '.join(notes)})" if notes else ""),
     )
 
 
@@ -236,10 +237,10 @@ def remains(seen: Snapshot, options: str = "") -> list[str]:
     state = seen.state
     if state is None:
         return []
-    by_rule = ", ".join(f"{on_one_line(rule)} {count:,}" for rule, count in state.dead_letters.items())
+    by_rule = ", ".join(f"{printable(rule)} {count:,}" for rule, count in state.dead_letters.items())
     letters = f"dead letters: {seen.kept:,} kept"
     if seen.kept:
-        letters += f" ({by_rule}); look at them with: shipper dead-letters list{on_one_line(options)}"
+        letters += f" ({by_rule}); look at them with: shipper dead-letters list{printable(options)}"
     if count := state.letters_without_record:
         letters += f"; of {count:,} only the position is known, and input.on_complete leaves their files alone"
     lines = [*_spool(seen, state), letters]
@@ -266,7 +267,7 @@ def unreachable(seen: Snapshot) -> list[str]:
         return []
     inputs = seen.state.unreachable
     lost = f"{size(seen.state.unreachable_bytes)} of {several(len(inputs), 'input')}"
-    named = (f"  {on_one_line(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}" for each in inputs)
+    named = (f"  {printable(each.path)}: {size(each.bytes)}, noticed {iso(each.noticed_at)}" for each in inputs)
     return [f"unreachable: {lost}, gone before they were read", *list(named)[-LISTED:]]
 
 
@@ -274,7 +275,7 @@ def _not_read(seen: Snapshot) -> list[str]:
     """Name what lies beside inputs and is not read, as nobody knows what it is."""
     if not seen.beside:
         return []
-    names = [f"  {on_one_line(name)}" for name in seen.beside[:LISTED]]
+    names = [f"  {printable(name)}" for name in seen.beside[:LISTED]]
     count = several(len(seen.beside), "file")
     return [
         f"not read: {count} beside inputs that no pattern matches; add them to input.include or input.exclude",
