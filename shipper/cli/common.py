@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, 
 
 import typer
 
-from shipper.config.load import Written
-from shipper.config.settings import Settings, literal_secrets, load_written, require_endpoint, settings_from
+from shipper.config.load import Written, read_written
+from shipper.config.settings import Settings, literal_secrets, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
 from shipper.status.units import several as several
@@ -65,7 +65,8 @@ class SettingsOptions(NamedTuple):
             "log.format": self.log_format,
             "delivery.rate_limit_events_per_second": rate,
         }
-        return load_written(config_path=self.config, environ=os.environ, overrides=self.overrides or (), flags=flags)
+        given = self.overrides or ()
+        return read_written(Settings, config_path=self.config, environ=os.environ, overrides=given, flags=flags)
 
 
 _SETTINGS_OPTIONS: Final = {

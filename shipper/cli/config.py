@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +14,12 @@ import msgspec
 import typer
 
 from shipper.cli.common import ConfigOption, SetOption, reader_may_leave
-from shipper.config.load import Written
+from shipper.config.load import Written, read_written
 from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.config.secrets import MASK, LiteralSecret, SecretReference
-from shipper.config.settings import Settings, load_written, settings_from
+from shipper.config.settings import Settings, settings_from
 from shipper.model.errors import ConfigError
+from shipper.system.files import replace_file
 
 # Written out instead of commented, so that the file shows at once what a first run needs.
 _FIRST_STEPS = {
@@ -66,7 +66,7 @@ def show(
 
     Example: shipper config show --set batch.max_events=500
     """
-    written = load_written(config_path=config, environ=os.environ, overrides=overrides or ())
+    written = read_written(Settings, config_path=config, environ=os.environ, overrides=overrides or ())
     sys.stdout.write(effective_settings(settings_from(written, environ=os.environ), written))
 
 
@@ -205,14 +205,10 @@ def _write_private(path: Path, text: str, *, replace: bool) -> None:
     """
     try:
         if replace:
-            # At one stroke, so that a running reader never sees half of it. mkstemp gives mode 0600.
-            descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            replace_file(path, text.encode())
         else:
-            descriptor, temporary = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), ""
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        if temporary:
-            os.replace(temporary, path)
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(text.encode())
     except FileExistsError as exc:
         raise ConfigError("is there already; name another file, or replace it with --force", source=str(path)) from exc
     except OSError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -62,7 +63,7 @@ def demo(
             "token": sandbox.token,
         }
         settings = load_settings(
-            config_path=Path(_no_file(folder)),
+            config_path=os.devnull,  # none of the usual places
             environ={},
             flags={
                 "intake": endpoint,
@@ -116,10 +117,3 @@ def _backfill(settings: Settings, file: Path) -> Summary:
             return await pipeline.run()
 
         return run_async(ship)
-
-
-def _no_file(folder: str) -> str:
-    """An empty settings file, so that none of the usual places is looked at."""
-    path = Path(folder, "empty.toml")
-    path.touch()
-    return str(path)

@@ -23,6 +23,7 @@ from shipper.cli.report.options import (
     AllowPartialOption,
     ConcurrencyOption,
     EndArgument,
+    OutputOption,
     RequestRateOption,
     SplitOption,
     StartArgument,
@@ -87,9 +88,7 @@ def reconcile(
         ),
     ] = "0%",
     form: Annotated[Form, typer.Option("--format", help="The output format.")] = "table",
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
-    ] = "",
+    output: OutputOption = "",
     allow_partial: AllowPartialOption = False,
     everything: Annotated[
         bool, typer.Option("--all", help="Also list what agrees, and records of other accounts.")

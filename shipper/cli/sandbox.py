@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -24,6 +22,7 @@ from shipper.sandbox.options import (
     RetryAfter,
     SandboxOptions,
 )
+from shipper.system.files import replace_file
 
 if TYPE_CHECKING:
     from shipper.sandbox.faults import FaultScript
@@ -232,7 +231,7 @@ def _token_line(access: Access) -> str:
 
 def _write_configuration(path: Path, access: Access) -> None:
     """
-    Put the configuration into a file of mode 0600, at one stroke, so that whoever waits for it reads all of it.
+    Put the configuration into a file of mode 0600; whoever waits for it reads all of it.
 
     Raises:
         ConfigError: The file is there and was written by someone else, or it cannot be written.
@@ -246,12 +245,9 @@ def _write_configuration(path: Path, access: Access) -> None:
                 key="--write-config",
                 source=str(path),
             )
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            # Not where the state of a shipper in earnest may be.
-            state = toml_value(path.with_name("shipper-state").absolute())
-            file.write(f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {state}\n")
-        os.replace(file.name, path)
+        # Not where the state of a shipper in earnest may be.
+        state = toml_value(path.with_name("shipper-state").absolute())
+        text = f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {state}\n"
+        replace_file(path, text.encode())
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", key="--write-config", source=str(path)) from error

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -49,8 +50,8 @@ def read_written(
     *,
     config_path: str | PathLike[str] | None,
     environ: Mapping[str, str],
-    overrides: Sequence[str],
-    flags: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    flags: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Written]:
     """
     Collect every key that was written anywhere; of several sources the last wins.

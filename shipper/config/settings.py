@@ -457,19 +457,8 @@ def load_settings(
     Raises:
         ConfigError: The first thing that is wrong, with its key and where it was written.
     """
-    written = load_written(config_path=config_path, environ=environ, overrides=overrides, flags=flags)
+    written = read_written(Settings, config_path=config_path, environ=environ, overrides=overrides, flags=flags or {})
     return settings_from(written, environ=environ)
-
-
-def load_written(
-    *,
-    config_path: str | PathLike[str] | None,
-    environ: Mapping[str, str],
-    overrides: Sequence[str] = (),
-    flags: Mapping[str, Any] | None = None,
-) -> dict[str, Written]:
-    """Collect what was written, by dotted key; arguments and errors as for `load_settings`."""
-    return read_written(Settings, config_path=config_path, environ=environ, overrides=overrides, flags=flags or {})
 
 
 def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str]) -> Settings:

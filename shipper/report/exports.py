@@ -10,13 +10,10 @@ Parquet have the names as they are.
 from __future__ import annotations
 
 import io
-import os
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from decimal import MAX_PREC, Context, Decimal
 from functools import lru_cache
@@ -241,29 +238,6 @@ def _width(column: Column, cells: list[Value]) -> int:
     """Choose a width in characters; long titles wrap."""
     longest = max((len(_csv_cell(value)) for value in cells), default=0)
     return min(max(longest, len(column.name) // 2, 8) + 2, _WIDEST_COLUMN)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """
-    Write a file that only its owner can read; until it is complete, nothing is under its name but what was there.
-
-    Raises:
-        ReportError: It cannot be written.
-    """
-    try:
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise ReportError(f"cannot write {str(path)!r}: {error.strerror}") from error
 
 
 def check_installed(form: str) -> None:

@@ -278,7 +278,7 @@ def test_the_values_of_a_file_without_a_header_are_not_taken_for_names_of_fields
     (shipper.folder / "rows.csv").write_text("\n".join(rows) + "\n")
     result = shipper.run("validate", "rows.csv", settings={"input.format": "csv"})
     assert result.returncode == 3
-    assert "is its first row a header?" in result.stdout
+    assert "is the first row a header?" in result.stdout
     assert "unknown fields" not in result.stdout
     for line in sample.lines[:5]:
         for field in ("IP", "Username", "BTag"):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from shipper.model import wire
-from shipper.report.exports import write_whole
 from shipper.report.metrics import CLICKS, METRICS, REGISTRATIONS, added
 from shipper.report.page import render_page
 from shipper.report.rows import Fetched, entries_of
@@ -80,7 +79,7 @@ def browse(page: str, folder: Path) -> tuple[str, Element]:
     """Open a page, with no way to any network; answers with what the browser made of it, as text and as a tree."""
     assert BROWSER
     path = folder / "report.html"
-    write_whole(path, page.encode())
+    path.write_text(page, "utf-8")
     browser = subprocess.run(
         [
             *(

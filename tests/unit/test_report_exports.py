@@ -18,8 +18,9 @@ from zipfile import ZipFile
 
 import pytest
 
+from shipper.cli.report.output import write
 from shipper.model.errors import ReportError
-from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx, write_whole
+from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx
 from shipper.report.rows import Column, FlatTable, account_table, source_table
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report
 
@@ -375,7 +376,7 @@ def test_package_that_is_not_installed_is_named_with_the_way_to_it(package, writ
 
 def test_file_is_written_for_its_owner_only(tmp_path: Path):
     path = tmp_path / "report.csv"
-    write_whole(path, b"content")
+    write(b"content", path)
     assert path.read_bytes() == b"content"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["report.csv"]
@@ -392,7 +393,7 @@ def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, 
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(ReportError, match=r"cannot write '.*report.csv': No space left on device"):
-        write_whole(path, b"after")
+        write(b"after", path)
     assert len(seen[0]) == 2
     assert path.read_bytes() == b"before"
     assert os.listdir(tmp_path) == ["report.csv"]
@@ -400,8 +401,8 @@ def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, 
 
 def test_file_in_a_place_that_is_not_there_is_an_error(tmp_path: Path):
     with pytest.raises(ReportError, match="No such file or directory"):
-        write_whole(tmp_path / "absent" / "report.csv", b"")
+        write(b"", tmp_path / "absent" / "report.csv")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ReportError, match="Is a directory"):
-        write_whole(tmp_path / "folder", b"")
+        write(b"", tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]

@@ -58,6 +58,7 @@ ConcurrencyOption = Annotated[
 RequestRateOption = Annotated[
     float, typer.Option("--rate", min=0, metavar="N", help="Maximum requests per second; 0 = no limit.")
 ]
+OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
 AllowPartialOption = Annotated[
     bool, typer.Option("--allow-partial", help="Replace the file of --output even if a report could not be fetched.")
 ]

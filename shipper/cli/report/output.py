@@ -19,6 +19,7 @@ from shipper.cli.common import plain, reader_may_leave
 from shipper.model.errors import ReportError
 from shipper.model.printable import printable_json
 from shipper.status.units import iso
+from shipper.system.files import replace_file
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
@@ -201,16 +202,15 @@ def write(data: bytes, target: Path | None, *, form: str = "table") -> None:
             # The interpreter flushes once more at its end: into nothing.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise ReportError(f"cannot write to standard output: {error.strerror}") from error
-    elif _is_special(target):
-        try:
+        return
+    try:
+        if _is_special(target):
             with target.open("wb") as file:
                 file.write(data)
-        except OSError as error:
-            raise ReportError(f"cannot write {str(target)!r}: {error.strerror}") from error
-    else:
-        from shipper.report.exports import write_whole
-
-        write_whole(Path(os.path.realpath(target)), data)
+        else:
+            replace_file(Path(os.path.realpath(target)), data)
+    except OSError as error:
+        raise ReportError(f"cannot write {str(target)!r}: {error.strerror}") from error
 
 
 def write_lines(lines: Iterable[str]) -> None:

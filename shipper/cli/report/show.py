@@ -17,6 +17,7 @@ from shipper.cli.report.options import (
     AllowPartialOption,
     ChecksOption,
     ConcurrencyOption,
+    OutputOption,
     RequestRateOption,
     SplitOption,
     StrictOption,
@@ -51,9 +52,7 @@ def show(
     accounts_file: AccountsFileOption = "",
     split: SplitOption = "month",
     form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
-    output: Annotated[
-        str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")
-    ] = "",
+    output: OutputOption = "",
     allow_partial: AllowPartialOption = False,
     delimiter: Annotated[
         str | None, typer.Option("--delimiter", metavar="CHARACTER", help="The delimiter of CSV: , ; tab or |.")
