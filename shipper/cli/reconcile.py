@@ -5,8 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -29,8 +28,9 @@ from shipper.cli.report.options import (
     StartArgument,
 )
 from shipper.cli.report.output import check_partial, checked_target, write
+from shipper.cli.report.versions import opened_if_usable, read
 from shipper.config.settings import Settings
-from shipper.model.errors import ConfigError, StateError
+from shipper.model.errors import ConfigError
 from shipper.status.units import iso
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def reconcile(
 
     _check_ledger(settings)
     owners = _as_counted(owners, settings.state.directory)
-    with _history(settings) as history:
+    unknown = "neither what was restated nor the sources of earlier reports are recognised"
+    with opened_if_usable(settings, unknown) as history:
 
         def use(part: Part, fetched: FetchedReport) -> Period:
             return _period(part, fetched, history)
@@ -230,28 +231,10 @@ def _holes(outcome: Outcome[Period], complete_from: date | None) -> list[Hole]:
     return sorted(holes)
 
 
-@contextmanager
-def _history(settings: Settings) -> Iterator[History | None]:
-    """Open the history of reports; one that cannot be used is no obstacle."""
-    from shipper.report.history import History
-    from shipper.report.history_file import FILE_NAME
-    from shipper.state.directory import creating_nothing
-
-    with ExitStack() as opened:
-        opened.enter_context(creating_nothing(settings.state.directory, FILE_NAME))
-        history = None
-        try:
-            history = opened.enter_context(closing(History(settings.state.directory)))
-        except StateError as error:
-            say(f"note: neither what was restated nor the sources of earlier reports are recognised: {error}")
-        yield history
-
-
 def _period(part: Part, fetched: FetchedReport, history: History | None) -> Period:
     """Keep a report, and read what was fetched before for the same days, once they were over."""
     from shipper.model.errors import ReportError
     from shipper.report.checks import TOLERANCE, check_period
-    from shipper.report.document import read_report
     from shipper.report.reconcile.rows import Period
 
     for finding in check_period(fetched.report, part.days):
@@ -267,8 +250,7 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
         for each in history.versions(part.account, *part.days)
         if each.number != added.version.number and each.last_fetched_at > over
     ]
-    earlier = [read_report(history.body(each), account_id=part.account).report for each in others]
-    return Period(part.days, fetched.report, earlier, findings)
+    return Period(part.days, fetched.report, [read(history, each).report for each in others], findings)
 
 
 def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:

@@ -282,7 +282,7 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
     result = letters(shipper, "purge", "--consumer-id", "0777000777", "--yes")
     assert result.returncode == 4
     assert "1 dead letter and 1 spooled record erased" in result.stderr
-    assert "2 records more cannot be read and hold the number" in result.stderr
+    assert "2 records more cannot be read and contain the number" in result.stderr
     assert "dead letter 51" in result.stderr
     assert "byte" in result.stderr
     assert "canary_bird" not in result.stderr
@@ -394,7 +394,7 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
         (["purge", "1", "99", "--yes"], "no dead letter 99"),
         (["purge", "--all"], "--yes"),
         (["purge", "--consumer-id", "12x", "--yes"], "whole number"),
-        (["purge", "--consumer-id", "12", "--reason", "ip", "--yes"], "no filter"),
+        (["purge", "--consumer-id", "12", "--reason", "ip", "--yes"], "cannot be combined with filters"),
         (["list", "--since", "yesterday"], "2026-11-01"),
         (["list", "--delivery", "lost"], "ambiguous"),
         (["list", "--format", "xml"], "json"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
+from shipper.cli.common import SettingsOptions, prepare, run_async, with_settings_options
 from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
 from shipper.cli.report.options import (
     AccountsFileOption,
@@ -27,9 +26,8 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
-from shipper.cli.report.versions import read
+from shipper.cli.report.versions import opened_if_usable, read
 from shipper.config.settings import Settings
-from shipper.model.errors import ShipperError
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
@@ -77,6 +75,7 @@ def show(
 
     Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
     """
+    from shipper.report.exports import check_installed
     from shipper.report.fetching import Coverage
 
     parts = selected(words, accounts, accounts_file, split)
@@ -84,7 +83,7 @@ def show(
     separator = checked_delimiter(delimiter, form, has_bom=bom)
     out = Output(form, checked_target(output, form), separator, bom, is_one=len(parts) == 1)
     settings = prepare(options, needs="report")
-    _check_installed(form)
+    check_installed(form)
 
     with _history(settings, form) as history:
 
@@ -110,29 +109,13 @@ def show(
     raise typer.Exit(3 if strict and calls else 0)
 
 
-def _check_installed(form: Form) -> None:
-    from shipper.report.exports import check_installed
-
-    check_installed(form)
-
-
-@contextmanager
-def _history(settings: Settings, form: Form) -> Iterator[History | None]:
-    """Open the history if there is one and the form marks what was restated; one that is damaged is no obstacle."""
-    from shipper.report.history import History
+def _history(settings: Settings, form: Form) -> AbstractContextManager[History | None]:
+    """Open the history if there is one and the form marks what was restated."""
     from shipper.report.history_file import FILE_NAME
 
-    history = None
     if form in {"table", "html", "xlsx"} and os.path.exists(settings.state.directory / FILE_NAME):
-        try:
-            history = History(settings.state.directory)
-        except ShipperError as error:
-            say(f"note: what was restated is not marked: {error}")
-    try:
-        yield history
-    finally:
-        if history is not None:
-            history.close()
+        return opened_if_usable(settings, "what was restated is not marked")
+    return nullcontext()
 
 
 def _is_restated(part: Part, fetched: FetchedReport, history: History | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import date, datetime
 from decimal import Decimal
 from itertools import groupby, pairwise
@@ -41,7 +41,7 @@ from shipper.cli.report.options import (
 )
 from shipper.cli.report.output import write_lines
 from shipper.config.settings import Settings
-from shipper.model.errors import ReportError
+from shipper.model.errors import ReportError, ShipperError
 from shipper.status.units import iso
 
 if TYPE_CHECKING:
@@ -271,6 +271,18 @@ def opened(settings: Settings) -> Iterator[History]:
     from shipper.state.directory import creating_nothing
 
     with creating_nothing(settings.state.directory, FILE_NAME), closing(History(settings.state.directory)) as history:
+        yield history
+
+
+@contextmanager
+def opened_if_usable(settings: Settings, otherwise: str) -> Iterator[History | None]:
+    """Open the history of the state directory; if it cannot be used, print what that means and yield None."""
+    with ExitStack() as stack:
+        history = None
+        try:
+            history = stack.enter_context(opened(settings))
+        except ShipperError as error:
+            say(f"note: {otherwise}: {error}")
         yield history
 
 
