@@ -13,7 +13,7 @@ import pytest
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
-from tests.e2e.driver import SHIPPER, Service, Shipper, Target, event_ids
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target
 from tests.e2e.fake_service import FakeService
 from tests.e2e.operated import Start
 from tests.e2e.warm_start import warm_starts
@@ -49,7 +49,8 @@ def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
         )
     lines = path.read_bytes().splitlines(keepends=True)
     assert len(lines) == SAMPLE_EVENTS
-    return Sample(path, lines, event_ids(lines))
+    assert {line[:12] for line in lines} == {b'{"EventId":"'}
+    return Sample(path, lines, [line[12:48].decode() for line in lines])
 
 
 @pytest.fixture(scope="session")

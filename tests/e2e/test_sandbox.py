@@ -48,7 +48,9 @@ class Sandbox(Service):
         }
 
     def client(self) -> httpx.Client:
-        return httpx.Client(base_url=self.target.base_url, headers=self.headers, trust_env=False, timeout=10)
+        return httpx.Client(
+            base_url=self.target.base_url, headers=self.headers, trust_env=False, verify=False, timeout=10
+        )
 
     def post(self, lines: list[bytes]) -> httpx.Response:
         with self.client() as client:

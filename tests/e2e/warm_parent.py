@@ -14,7 +14,7 @@ import json
 import os
 import socket
 import sys
-from importlib import import_module
+from importlib import import_module, reload
 from pkgutil import walk_packages
 from typing import Any
 
@@ -83,6 +83,11 @@ def _become(command: list[str], folder: str, environment: dict[str, str], stream
     sys.stderr = sys.__stderr__ = _reopened(sys.stderr, 2, "w")
 
 
+def _read_environment() -> None:
+    """Run again what reads the environment while it is imported."""
+    reload(sys.modules["shipper.system.crash_points"])
+
+
 def _reopened(stream: io.TextIOWrapper, descriptor: int, mode: str) -> io.TextIOWrapper:
     """Open a standard stream as the interpreter does, in the encoding that it chose for the stream before."""
     buffer = os.fdopen(descriptor, f"{mode}b", closefd=False)
@@ -107,6 +112,7 @@ if __name__ == "__main__":
     if REQUEST is not None:
         REQUEST["environment"] = LOCALE | REQUEST["environment"]
         _become(**REQUEST)
+        _read_environment()
         atexit.register(_keep_modules)
         from shipper.cli import main
 

@@ -10,7 +10,7 @@ from tests.conftest import SEED
 from tests.fuzz.engine import Target, fuzz, write_failure
 from tests.fuzz.mutation import mutator
 
-_EXECUTIONS = 40_000
+_EXECUTIONS = 20_000
 _MOST = 1_000  # of one target
 # By name: to import the targets takes a fifth of a second, which every process that collects tests would spend.
 _NAMES = (
