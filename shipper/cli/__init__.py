@@ -28,7 +28,7 @@ _EXTRAS: Final = ("rich",)
 
 
 def _open_standard_descriptors() -> None:
-    """Put nothing in the place of closed descriptors, lest a database or a socket becomes standard error."""
+    """Open closed standard descriptors on /dev/null; a database or socket must not become standard error."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
@@ -66,7 +66,7 @@ def _forbid_looking_into_memory() -> None:
 
 
 def prepare_process() -> None:
-    """Set what holds for the process as a whole, before anything else is loaded."""
+    """Set up the process before anything else is loaded."""
     gc.set_threshold(*_GC_THRESHOLDS)
     os.umask(0o077)
     _forbid_looking_into_memory()

@@ -34,7 +34,7 @@ _UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1
 
 
 class _Commands(TyperGroup):
-    """The commands; words of the command line that an error quotes are shown as people may see them."""
+    """The commands; control characters in usage errors are escaped."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with _printable_errors():

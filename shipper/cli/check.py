@@ -73,7 +73,7 @@ def check(
 
 
 class _Findings:
-    """Prints items as they are found, or all of them as one document in the end."""
+    """Prints items as they are found, or all of them as one document at the end."""
 
     def __init__(self, *, is_json: bool) -> None:
         self._is_json = is_json
@@ -132,7 +132,6 @@ def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
 
 
 def _sources(written: Mapping[str, Written]) -> str:
-    """Return where settings were written, in words."""
     sources = {entry.source for entry in written.values()}
     variables = {source for source in sources if source.startswith("environment ")}
     flags = {source for source in sources if source.startswith("--set ") or source == "command line"}
@@ -260,7 +259,7 @@ async def _check_endpoints(
 async def _go_online(
     checkup: Checkup, section: str, findings: _Findings, *, account: int | None, is_whole: bool
 ) -> None:
-    """Go the way to the service; `is_whole`: there are a key and a token to ask with."""
+    """Test each step to the service; `is_whole`: there are a key and a token to send."""
     can_ask = await checkup.reach()
     if not is_whole:
         return

@@ -147,7 +147,7 @@ def reader_may_leave() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print lines to standard error, with control characters of foreign text escaped."""
+    """Print lines to standard error, with control characters escaped."""
     print(plain(text), file=cast(TextIO, ForgivingStderr()))
 
 
@@ -163,7 +163,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def run_async(function: Callable[[], Awaitable[T]]) -> T:
-    """Run on the fast event loop where there is one."""
+    """Run on uvloop where it is available."""
     import gc
 
     import anyio
@@ -198,13 +198,13 @@ def parsed_time(text: str, *, is_end: bool = False, now: float | None = None) ->
 
 
 def in_columns(rows: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> str:
-    """Lay out rows, of which the first holds the titles; the last column has no fixed width."""
+    """Lay out rows as columns; the first row has the titles, the last column no fixed width."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
     return "\n".join("  ".join([*map(justify, row, widths), row[-1]]) for row in rows)
 
 
 def plain(text: str) -> str:
-    """Return a text of several lines as people may see it."""
+    """Escape control characters in a text of several lines."""
     return printable(text, keep="\n\t")
 
 

@@ -150,7 +150,6 @@ def _toml_key(name: str) -> str:
 
 
 def _by_section() -> Iterator[tuple[str, list[Leaf]]]:
-    """Yield the sections and their keys."""
     sections: dict[str, list[Leaf]] = {}
     for leaf in leaves(Settings):
         sections.setdefault(_above(leaf.key), []).append(leaf)
@@ -169,7 +168,7 @@ def _section_values(settings: Settings, section: str) -> Any:
 
 
 def _about(section: str) -> str:
-    """Describe a section: in the words of its field where they are more special, else of its type."""
+    """Describe a section by the description of its field if there is one, else by that of its type."""
     for field in msgspec.structs.fields(Settings):
         if field.name == section:
             words = Leaf(section, field.type, None, Settings).meta.description
@@ -187,7 +186,7 @@ def _help(leaf: Leaf) -> str:
 
 
 def _example(leaf: Leaf) -> Any:
-    """Choose what stands behind the `#`: the default, or, where that is nothing, an example."""
+    """Return the value to show: the default, or an example where there is none."""
     if leaf.default is not None and leaf.default is not msgspec.NODEFAULT:
         return leaf.default
     example = (leaf.meta.examples or [""])[0]

@@ -207,7 +207,6 @@ def _range(start: datetime | None, end: datetime | None) -> DateRange | None:
 
 
 def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
-    """Print it for a person."""
     from rich import box
     from rich.console import Console
     from rich.table import Table

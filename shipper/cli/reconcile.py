@@ -194,7 +194,6 @@ def _owners(settings: Settings, account: int) -> Owners:
 
 
 def _as_counted(owners: Owners, directory: Path) -> Owners:
-    """Name the affiliates as the ledger does."""
     from shipper.state.affiliates import counted_as, read_or_draw_key
 
     name = counted_as(read_or_draw_key(directory))
@@ -254,7 +253,6 @@ def _period(part: Part, fetched: FetchedReport, history: History | None) -> Peri
 
 
 def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> list[str]:
-    """Return notes on what in the state may explain differences."""
     from shipper.report.reconcile.words import totals_of
     from shipper.state.ledger import read_ledger
     from shipper.status.overview import look_at

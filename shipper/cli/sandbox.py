@@ -165,7 +165,7 @@ def sandbox(
 
 
 def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> FaultScript:
-    """Put all that is to go wrong into one script: the file's rules, those of the command line, chance."""
+    """Combine the rules of the file, those of the command line, and --chaos."""
     from shipper.sandbox.faults import Chance, FaultScript, load_script, read_rule
 
     script = load_script(file) if file else FaultScript(seed=seed)
@@ -215,7 +215,6 @@ def _curl_line(access: Access, *, now_seconds: float) -> str:
 
 
 def _token_line(access: Access) -> str:
-    """Write a request for a token that works when it is pasted into a shell."""
     from urllib.parse import urlencode
 
     from shipper.sandbox.tokens import CLIENT_ID, CLIENT_SECRET, DEFAULT_SCOPE, TOKEN_PATH

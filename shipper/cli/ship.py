@@ -209,7 +209,7 @@ def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:
 
 
 def _descriptors_for_files() -> int:
-    """Ask for as many descriptors as this process may have; return how many of them are for inputs."""
+    """Raise the limit of descriptors; return how many of them are for inputs."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

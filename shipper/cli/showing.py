@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Showing(NamedTuple):
-    """Who is shown the snapshots of a pipeline."""
+    """The receivers of a pipeline's snapshots."""
 
     board: Board
     notifier: Notifier
@@ -28,7 +28,6 @@ class Showing(NamedTuple):
     watch: Watch
 
     def publish(self, live: Live) -> None:
-        """Show a snapshot."""
         self.board.publish(live)
         self.notifier.note(live, stuck=self.watch.stuck)
         self.file.note(live)

@@ -131,7 +131,7 @@ class _Check:
         self.findings = Findings()
 
     def add(self, name: str, chunks: Iterator[Chunk]) -> None:
-        """Check one input; `name` stands in front of its findings."""
+        """Check one input; `name` identifies it in the findings."""
         found = self.findings
         lines_before = 0
         for chunk in chunks:
@@ -156,7 +156,7 @@ class _Check:
         found.unknown_fields = _counted(unknown)
 
     def _look_at_header(self, name: str, chunk: Chunk) -> None:
-        """Where no column has a name that is known, the first row may be a record: its values are not shown."""
+        """Hide the names of columns if none is known: the first row may be a record."""
         from shipper.model.framing import CsvRows
 
         framing = chunk.stream.framing
@@ -250,7 +250,6 @@ def _chunks_of_file(path: Path, settings: Settings) -> Iterator[Chunk]:
 
 
 def _chunks_of_pipe(descriptor: int, settings: Settings) -> Iterator[Chunk]:
-    """Read what cannot be read twice."""
     from shipper.model.framing import csv_rows
     from shipper.model.records import Chunk, Stream
     from shipper.sources.incoming import Incoming

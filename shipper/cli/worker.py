@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Work until there is no more to do."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     prepare_process()
@@ -45,7 +44,7 @@ def main() -> None:
 
 
 def _set_up(worker: int, settings: Settings) -> None:
-    """Write warnings and errors; what else there is to tell, the starting process tells for all workers."""
+    """Log only warnings and errors; the starting process logs the rest for all workers."""
     import structlog
 
     from shipper.status.logs import configure_logs

@@ -38,7 +38,7 @@ class FieldSource(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def paths(self) -> list[str]:
-        """All fields of the source that are looked at."""
+        """All fields of the source that are read."""
         if self.template:
             return [name for _, name, _, _ in Formatter().parse(self.template) if name]
         return [self.path] if self.path else []

@@ -47,7 +47,7 @@ class Secret:
 
 
 class LiteralSecret(Secret):
-    """A secret that stands in the settings themselves."""
+    """A secret that is written in the settings themselves."""
 
     __slots__ = ("_value",)
 
@@ -55,7 +55,7 @@ class LiteralSecret(Secret):
         self._value = value
 
     def reveal(self) -> str:
-        """Return the secret; only `resolve_secret` should have to ask."""
+        """Return the secret; for `resolve_secret` alone."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
@@ -201,7 +201,7 @@ async def _run(command: Sequence[str], key: str) -> tuple[bytes, int]:
 
 
 def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
-    """Read a secret's file after a look at the mode of exactly the file that was opened."""
+    """Read a secret's file after checking the mode of exactly the file that was opened."""
     try:
         # Without O_NONBLOCK, opening a pipe would wait for its writer, perhaps for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -258,7 +258,7 @@ class RecordsSettings(Section, frozen=True):
 
     @property
     def field_sources(self) -> dict[str, FieldSource]:
-        """The mapping, understood."""
+        """The parsed mapping."""
         return field_sources(self.mapping)
 
 
@@ -462,7 +462,7 @@ def load_settings(
 
 
 def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str]) -> Settings:
-    """Make the settings of what was written; the second half of `load_settings`."""
+    """Build the settings from what was written; the second half of `load_settings`."""
     if "state.directory" not in written:
         # Not part of `written`: a default was not written by anybody.
         written = {**written, "state.directory": Written(default_state_directory(environ), source="default")}
@@ -515,7 +515,7 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
 
 
 def literal_secrets(settings: Settings) -> list[str]:
-    """Name the secrets that stand in the settings themselves, which deserves a warning."""
+    """Return the keys of secrets that are written in the settings themselves."""
     found: list[str] = []
 
     def visit(section: Struct, prefix: str) -> None:

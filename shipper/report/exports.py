@@ -132,7 +132,6 @@ def _parquet_type(polars: Any, column: Column, values: list[Value]) -> Any:
 
 
 def _scale(value: Decimal) -> int:
-    """Count the decimals that a value is written with."""
     exponent = value.as_tuple().exponent
     assert isinstance(exponent, int), "figures are finite"
     return max(0, -exponent)
@@ -254,7 +253,7 @@ def check_installed(form: str) -> None:
 
 
 def _required(package: str, form: str) -> Any:
-    """Import a package of the extra `report`; it has no place in an installation that writes no such file."""
+    """Import a package of the extra `report`."""
     try:
         return import_module(package)
     except ImportError:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Part(NamedTuple):
-    """One report of those that are wanted."""
+    """A report to fetch."""
 
     account: int
     days: DateRange

@@ -79,5 +79,4 @@ def rounded(value: Decimal) -> Decimal:
 
 
 def shown(value: Decimal) -> str:
-    """Write a figure for a reader, thousands apart."""
     return f"{rounded(value):,f}"

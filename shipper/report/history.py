@@ -174,7 +174,6 @@ class History:
         return [_version(row) for row in rows]
 
     def latest_of_all(self) -> LatestFetch | None:
-        """Return which report was fetched last."""
         with understood(self._path):
             row = self._db.execute(
                 "SELECT last_fetched_at, account, first_day, last_day FROM versions "

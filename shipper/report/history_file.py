@@ -96,7 +96,7 @@ def open_database(directory: Path) -> sqlite3.Connection:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """
-    Keep other processes from opening the history for a moment: two that make it at once would get in their way.
+    Keep other processes from opening the history meanwhile; two must not create it at once.
 
     The lock is on the directory itself, so it is not that of the records. SQLite's own lock is on the database, where
     closing any second descriptor would let go of it.

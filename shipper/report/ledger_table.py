@@ -81,7 +81,6 @@ def ledger_table(
 
 
 def totals_of(table: FlatTable) -> dict[str, int]:
-    """Add the counts of a table of the ledger."""
     totals = Counter(dict.fromkeys(_COUNTS, 0))
     for row in table.rows:
         for name, value in zip(_COUNTS, row[-len(_COUNTS) :], strict=True):

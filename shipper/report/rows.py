@@ -93,7 +93,7 @@ ACCOUNT_COLUMNS: Final = (
 
 
 def source_table(fetched: Iterable[Fetched]) -> FlatTable:
-    """Make one row per brand, marketing source and period, in the order of the documents."""
+    """Return one row per brand, marketing source and period, in the order of the documents."""
     rows = [
         (*_head(item), brand.id, brand.name, *_source(entry))
         for item in fetched
@@ -104,7 +104,7 @@ def source_table(fetched: Iterable[Fetched]) -> FlatTable:
 
 
 def account_table(fetched: Iterable[Fetched]) -> FlatTable:
-    """Make one row per account and period."""
+    """Return one row per account and period."""
     rows = [
         (
             *_head(item),

@@ -33,7 +33,7 @@ _CELL_EXTRA: Final = 3  # one blank on either side, one between columns
 
 
 def render_table(report: wire.DailyReport, console: Console) -> None:
-    """Print one report; `render_tables` tells how."""
+    """Print one report as `render_tables` does."""
     render_tables([Fetched(report)], console)
 
 

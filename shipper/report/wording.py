@@ -42,7 +42,7 @@ def at_a_glance(metric: Metric, value: Decimal) -> str:
 
 
 def with_sign(text: str, value: Decimal) -> str:
-    """Put the sign before a positive difference, too."""
+    """Write a positive difference with its sign, too."""
     return f"+{text}" if value > 0 else text
 
 
@@ -52,7 +52,7 @@ def named(identifier: int, name: str | None) -> str:
 
 
 def clean(text: str | None) -> str:
-    """Return a text of the service as people may see it; empty if there is none."""
+    """Escape control characters in a text of the service; None is empty."""
     return printable(text or "")
 
 

@@ -27,7 +27,6 @@ class Board:
         return self._live
 
     def publish(self, live: Live) -> None:
-        """Put up a snapshot."""
         with self._lock:
             self._live = live
             if not self._moments or live.at >= self._moments[-1].at + _MOMENT_S or live.at < self._moments[-1].at:

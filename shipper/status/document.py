@@ -50,6 +50,6 @@ def state_document(state: Overview, streams: int | None = STREAMS_SHOWN) -> dict
 
 
 def _options(live: Live | None) -> str:
-    """Return what a command needs on its line to find the same state, for a shell; empty for the usual place."""
+    """Return the options with which a command finds the same state, for a shell; empty for the usual place."""
     directory = live.state_directory if live else ""
     return "" if directory in {"", _USUAL_DIRECTORY} else shlex.join(["--set", f"state.directory={directory}"])

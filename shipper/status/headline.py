@@ -48,7 +48,7 @@ class Headline(Struct, frozen=True, kw_only=True):
         return self.state == "busy" or self.title in {_NO_PROGRESS, _UP_TO_DATE}
 
     def text(self, now: float) -> str:
-        """Write title and detail on a line."""
+        """Return title and detail as one line."""
         if self.until is None:
             return self.title + self.detail
         what, _, is_done = self.title.rpartition(" is ")
@@ -56,7 +56,7 @@ class Headline(Struct, frozen=True, kw_only=True):
 
 
 def headline_of(seen: Snapshot) -> Headline:
-    """Put into words how a shipper stands."""
+    """Return the headline of a snapshot."""
     live = seen.running
     if seen.stuck:
         sub = f"{_begun(seen.stuck)}. The liveness probe fails, so that a supervisor restarts shipper."
@@ -84,7 +84,7 @@ def headline_of(seen: Snapshot) -> Headline:
 
 
 def delivered(seen: Snapshot) -> str:
-    """Write up to when everything is delivered, by what is saved in the state."""
+    """Return up to when everything is delivered, as far as the state knows."""
     state = seen.state
     if state is None:
         return "there is no state yet"
@@ -102,13 +102,13 @@ def delivered(seen: Snapshot) -> str:
 
 
 def outcome_of(live: Live) -> str:
-    """Write how a process ended."""
+    """Return how a process ended, in words."""
     words = _OUTCOMES.get(live.outcome, "").rstrip(".")
     return live.outcome.replace("_", " ") + (f": {words[:1].lower()}{words[1:]}" if words else "")
 
 
 def notices(live: Live | None) -> list[str]:
-    """Write what became of the last attempt to read the settings again."""
+    """Return what came of the last reload of the settings."""
     if live is None:
         return []
     refused, later = live.reload_error, ", ".join(live.restart_needed)
@@ -119,7 +119,7 @@ def notices(live: Live | None) -> list[str]:
 
 
 def _exceptions(seen: Snapshot) -> str:
-    """Return what everything is delivered but for; empty if for nothing."""
+    """Return the exceptions to "everything is delivered"; empty = none."""
     lost, kept = seen.unreachable_bytes, seen.kept
     gone = [f"{size(lost)} that were gone before they were read"] if lost else []
     everything = [*gone, *([several(kept, "dead letter")] if kept else [])]
@@ -169,7 +169,7 @@ def _stopped(seen: Snapshot, live: Live) -> Headline:
 
 
 def _troubled(seen: Snapshot, live: Live) -> Headline:
-    """Something that should be an input is none: not all is well, whatever became of the rest."""
+    """Return the headline of a shipper that cannot read some of its inputs."""
     first, *others = live.troubles
     what, _, why = first.partition(": ")
     why, _, more = why.partition("; ")

@@ -33,17 +33,17 @@ class LiveFile:
         self._written: Live | None = None
 
     def note(self, live: Live) -> None:
-        """Take a snapshot, to be written when it is time."""
+        """Keep a snapshot for the next write."""
         self._latest = live
 
     async def keep_written(self) -> None:
-        """Write until this is cancelled; what came after the last time is left to `write`."""
+        """Write once a second until cancelled; the last snapshot is left to `write`."""
         while True:
             await run_sync(self.write)
             await anyio.sleep(_WRITE_INTERVAL_S)
 
     def write(self) -> None:
-        """Write the latest snapshot if it says something new; a full disk is told by what matters more."""
+        """Write the latest snapshot if it changed; the state store is what reports a full disk."""
         live, before = self._latest, self._written
         if live is None:
             return

@@ -35,7 +35,7 @@ def _to_json(event: dict[str, Any], **_: Any) -> str:
 
 
 def _written_out(value: Any, keep: str = "") -> Any:
-    """Return a value with all texts in it as people may see them."""
+    """Escape control characters in all texts of a value."""
     if isinstance(value, str):
         return printable(value, keep=keep)
     if isinstance(value, dict):
@@ -44,7 +44,7 @@ def _written_out(value: Any, keep: str = "") -> Any:
 
 
 def _for_a_terminal(_: Any, __: str, event: _Event) -> _Event:
-    """The last of the processors before the renderer for people; a traceback has several lines."""
+    """Escape control characters before the renderer for people; a traceback keeps its lines."""
     return {key: _written_out(value, "\n" if key == "exception" else "") for key, value in event.items()}
 
 
@@ -57,7 +57,7 @@ class _Allowance(Struct):
 
 
 class _Gate:
-    """The first of the processors: drops what is below the level, and the repeats of what has often been said."""
+    """The first processor: drops what is below the level, and frequent repeats."""
 
     def __init__(self) -> None:
         self._allowances: dict[str, _Allowance] = {}

@@ -31,7 +31,7 @@ _COLUMNS: Final = (
 
 
 class Present(NamedTuple):
-    """A file that is there to be shipped, whether it is known as an input yet or not."""
+    """A file to ship, whether it is known as an input yet or not."""
 
     path: str
     device: int
@@ -145,7 +145,6 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> int:
-        """Dead letters that are kept."""
         return sum(self.dead_letters.values())
 
     @property

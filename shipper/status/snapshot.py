@@ -76,7 +76,6 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def kept(self) -> int:
-        """Dead letters that are kept."""
         return self.state.kept if self.state else 0
 
     @property
@@ -96,13 +95,13 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_second(self) -> float:
-        """How fast it goes; 0 if it does not, or if that is not known."""
+        """Bytes settled per second; 0 = none, or not known."""
         live = self.running
         return live.settled_bytes_per_second if live and not live.pauses else 0.0
 
     @property
     def seconds_to_go(self) -> float | None:
-        """How long what is left takes if nothing else is done; None if that is not known."""
+        """Time until everything is settled at this rate; None = not known."""
         return self.lag_bytes / self.bytes_per_second if self.bytes_per_second > 0 else None
 
     @property

@@ -30,12 +30,12 @@ _WORDS: Final[dict[Stage, str]] = {
 
 
 class Places(Protocol):
-    """Where what got stuck is remembered for the next start."""
+    """Remembers for the next start what got stuck."""
 
     def add(self, piece: Piece) -> None: ...
     def remove(self, piece: Piece) -> None: ...
     def tick(self) -> None:
-        """Called at each look: threads get their turns."""
+        """Called at each look."""
 
 
 class Watch:
@@ -66,7 +66,7 @@ class Watch:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Look while this is entered."""
+        """Look once a second, from a thread, until the block ends."""
         thread = threading.Thread(target=self._run, name="watch", daemon=True)
         thread.start()
         try:
@@ -80,7 +80,7 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Look once; log what has become stuck since the last look, and what is no more."""
+        """Look once; log what got stuck since the last look, and what no longer is."""
         now = self._now()
         step_s, self._looked_at = min(now - self._looked_at, 2 * self._interval_s), now
         before, at_work = self._busy, {thread: (piece, piece.steps) for thread, piece in pieces().items()}

@@ -151,7 +151,7 @@ def test_a_source_of_the_report_without_records_is_a_row_and_so_is_the_reverse(r
     rows = {(row.days.start.day, row.pair): row for row in differing(found)}
     assert rows.keys() == {(1, Pair(77, 99)), (2, Pair(55, 99))}
     assert "nothing was accepted" in said_of(rows[1, Pair(77, 99)])
-    assert "the report has no number" in said_of(rows[2, Pair(55, 99)])
+    assert "the report has no figure" in said_of(rows[2, Pair(55, 99)])
     assert (rows[1, Pair(77, 99)].difference, rows[2, Pair(55, 99)].difference) == (4, -3)
 
 

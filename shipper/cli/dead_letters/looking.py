@@ -172,7 +172,7 @@ def _table(letters: list[DeadLetter]) -> str:
 
 
 def _indented(value: str) -> str:
-    """Return a value of perhaps several lines, of which none can be taken for a line of ours."""
+    """Indent the further lines of a value, so that none looks like a line of ours."""
     return plain(value).replace("\n", f"\n{'':17}")
 
 

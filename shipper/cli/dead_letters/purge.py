@@ -108,7 +108,7 @@ def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: b
 
 
 def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
-    """Erase what is kept of a consumer; also looks for what an earlier try that was cut off has left."""
+    """Erase what is kept of a consumer, and what an interrupted attempt left."""
     from shipper.pipeline.erasure import Erasure
     from shipper.state.directory import locked_directory
     from shipper.state.store import Store

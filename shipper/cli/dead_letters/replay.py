@@ -74,7 +74,7 @@ def replay(
 
 
 def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Callable[[OpenState], Source]:
-    """Make what makes the source, once the lock is held."""
+    """Return what makes the source once the lock is held."""
 
     def source(state: OpenState) -> Source:
         from shipper.sources.replay import Replay
@@ -89,7 +89,7 @@ def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Ca
 
 
 def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> int:
-    """Check the letters without sending them; returns the exit code."""
+    """Check the letters without sending them; return the exit code."""
     failed: dict[str, list[str]] = {}
     sent = 0
     is_some_left = False
@@ -109,7 +109,7 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
 
 
 def _judge(settings: Settings, letters: Letters, ids: list[int], failed: dict[str, list[str]]) -> int:
-    """Run letters through the codec; adds words about those that fail, by rule, and returns how many are good."""
+    """Run letters through the codec; add those that fail to `failed`, by rule, and return how many are good."""
     from shipper.codec import Codec, latest_timestamp
     from shipper.model.records import ReplayStream
     from shipper.sources.replay import Replay

@@ -62,7 +62,7 @@ def selection_of(
 
 @contextmanager
 def opened(settings: Settings) -> Iterator[Letters | None]:
-    """Look at the dead letters; None if there is no state yet."""
+    """Open the dead letters for reading; None if there is no state yet."""
     from shipper.state.letters import open_letters
 
     letters = open_letters(settings.state.directory)
@@ -74,12 +74,12 @@ def opened(settings: Settings) -> Iterator[Letters | None]:
 
 
 def none_found(selection: Selection) -> str:
-    """Return that there are none, at all or of those that were asked for."""
+    """Return the sentence for an empty selection."""
     return "no dead letters" if selection == selection_of() else "no dead letters match"
 
 
 def by_rule(counts: Mapping[str, int]) -> str:
-    """Put the counts of `Letters.count_by_rule` on one line."""
+    """Return the counts of `Letters.count_by_rule` as one line."""
     return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
 
 

@@ -67,7 +67,7 @@ async def gather(
     concurrency: int,
     rate: float,
 ) -> Outcome[T]:
-    """Get all parts; `use` as of `fetch_parts`."""
+    """Fetch all parts; `use` as for `fetch_parts`."""
     from shipper.report.fetching import fetch_parts
 
     async with open_client(settings, concurrency=min(concurrency, len(parts)), rate=rate) as client:
@@ -76,7 +76,7 @@ async def gather(
 
 
 def tell_failures(outcome: Outcome[T]) -> bool:
-    """Name what could not be had, and say whether there is anything."""
+    """Print what could not be fetched; return whether there is any."""
     for _, error in outcome.failed:
         say(f"shipper: {error}")
     if outcome.left_out:
@@ -103,8 +103,6 @@ _SHOWN_PER_CHECK: Final = 10
 
 
 class Told(NamedTuple):
-    """A finding in words."""
-
     finding: Finding
     text: str
 
@@ -182,7 +180,7 @@ def tell_findings(findings: Sequence[Told], *, is_full: bool) -> bool:
 
 
 def tell_unknown(fields: Iterable[tuple[str, ...]]) -> None:
-    """Name the fields that are not documented, each once."""
+    """Print the undocumented fields, each once."""
     from shipper.report.wording import clean
 
     names = dict.fromkeys(clean(name) for each in fields for name in each)

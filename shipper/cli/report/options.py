@@ -99,7 +99,6 @@ def selected(words: Sequence[str], accounts: Sequence[str] | None, accounts_file
 
 
 def tolerance_of(text: str) -> Decimal:
-    """Read a value of `--tolerance`."""
     try:
         amount = Decimal(text)
     except InvalidOperation:

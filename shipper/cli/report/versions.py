@@ -328,7 +328,6 @@ def due_for_hook(history: History, part: Part) -> Version | None:
 
 
 def read(history: History, version: Version) -> FetchedReport:
-    """Read a version that is kept."""
     from shipper.report.document import read_report
 
     return read_report(history.body(version), account_id=version.account, fetched_at=version.first_fetched_at)
@@ -349,7 +348,7 @@ def in_words(kept: Kept) -> str:
 
 
 def differing(changes: tuple[Change, ...]) -> str:
-    """Count changes, of which there may be none that is documented."""
+    """Return how many documented fields differ, in words."""
     if not changes:
         return "only undocumented fields differ"
     return f"{len(changes):,} fields differ" if len(changes) > 1 else "1 field differs"

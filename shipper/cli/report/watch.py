@@ -131,7 +131,7 @@ class Watcher:
             history.begin_hook(part.account, *part.days)
 
     async def run(self, interval_s: float) -> int:
-        """Watch until a signal comes; returns the exit code."""
+        """Watch until a signal comes; return the exit code."""
         rng = Random()
         with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
             async with anyio.create_task_group() as group:
@@ -175,7 +175,7 @@ class Watcher:
         return 3 if not has_run or any(kept.status == "restated" for kept in found) else 0
 
     async def _run_due_hooks(self) -> bool:
-        """Run the command for all that it is due for; returns whether it succeeded each time."""
+        """Run the command for every part that is due; return whether it succeeded each time."""
         has_run = True
         with anyio.CancelScope(shield=True, deadline=self._tell_until) as self._telling:
             for part in self._parts if self._hook else ():
@@ -184,7 +184,7 @@ class Watcher:
         return has_run
 
     async def _run_due_hook(self, part: Part) -> bool:
-        """Run the command for a part, unless another process does; returns False if it failed."""
+        """Run the command for a part, unless another process does; return False if it failed."""
         with self._history.hook_turn(part.account, *part.days) as is_free:
             version = due_for_hook(self._history, part) if is_free else None  # as it is now
             if version is None:

@@ -93,7 +93,7 @@ def _as_json(seen: Snapshot, limit: int | None, **answer: object) -> str:
 
 
 def _options_of_state(config: Path | None, overrides: Sequence[str]) -> str:
-    """Repeat what leads to the same state as it was given; nothing else, as a secret may be among it."""
+    """Return the given options that select the state; no others, as they may hold a secret."""
     given = ["--config", str(config)] if config else []
     for each in overrides:
         if each.partition("=")[0].strip().split(".")[0] == "state":

@@ -63,7 +63,7 @@ def answer(seen: Snapshot, until: float, limit: int | None = LISTED, note: str =
 
 
 def compact(seen: Snapshot) -> str:
-    """Write it as one line, for a log."""
+    """Return a snapshot as one line, for a log."""
     parts = [part.strip() for part in headline(seen)]
     if live := seen.running:
         parts += [_rate(live), f"{live.pending:,} pending"]
@@ -121,7 +121,7 @@ def _pauses(seen: Snapshot) -> list[str]:
 
 
 def figures(seen: Snapshot) -> list[str]:
-    """Write what is counted, how fast it goes, and what is about to expire."""
+    """Return the counts, the rate, and what is about to expire."""
     live, lines = seen.running, []
     if seen.state is not None:
         lines.append(_accounting(seen.state, live.pending if live else 0))
@@ -233,7 +233,7 @@ def _to_go(lag_bytes: int, seen: Snapshot) -> str:
 
 
 def remains(seen: Snapshot, options: str = "") -> list[str]:
-    """Write what the spool and the dead letters hold, and what could not be read any more."""
+    """Return what spool and dead letters hold, and what could not be read."""
     state = seen.state
     if state is None:
         return []
@@ -262,7 +262,7 @@ def _spool(seen: Snapshot, state: Overview) -> list[str]:
 
 
 def unreachable(seen: Snapshot) -> list[str]:
-    """Name the inputs that were gone before they were read."""
+    """List the inputs that were gone before they were read."""
     if seen.state is None or not seen.state.unreachable_bytes:
         return []
     inputs = seen.state.unreachable
@@ -272,7 +272,7 @@ def unreachable(seen: Snapshot) -> list[str]:
 
 
 def _not_read(seen: Snapshot) -> list[str]:
-    """Name what lies beside inputs and is not read, as nobody knows what it is."""
+    """List files beside inputs that no pattern matches."""
     if not seen.beside:
         return []
     names = [f"  {printable(name)}" for name in seen.beside[:LISTED]]

@@ -51,7 +51,7 @@ def _draw(look: Callable[[], Snapshot], interval_s: float, options: str) -> None
 
 
 def view(seen: Snapshot, width: int, height: int, options: str = "") -> Group:
-    """Lay it out for a terminal; as many inputs are listed as there is room for."""
+    """Lay out a snapshot for a terminal; as many inputs are listed as there is room for."""
     from rich.console import Group
     from rich.text import Text
 
@@ -63,7 +63,6 @@ def view(seen: Snapshot, width: int, height: int, options: str = "") -> Group:
 
 
 def _table(lines: Iterable[str]) -> list[Text]:
-    """Keep a row on one line."""
     from rich.text import Text
 
     return [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]

@@ -74,7 +74,6 @@ def _span(account: Account) -> str:
 
 
 def _currencies(account: Account) -> list[str]:
-    """Name the account's currency and those of its marketing sources."""
     entries = [entry for item in account.periods for entry in account.entries(item)]
     own = [item.report.reporting_currency for item in reversed(account.periods)]
     return [with_code(name) for name in dict.fromkeys([*own, *(entry.reporting_currency for entry in entries)])]

@@ -39,7 +39,7 @@ class Account:
         self.has_one_currency = share_currency(periods)
 
     def may_compare(self, metric: Metric) -> bool:
-        """Return whether a metric of one period can be held against that of another, or added to it."""
+        """Return whether a metric of one period can be compared with that of another, or added to it."""
         return self.has_one_currency or not metric.is_money
 
     @cached_property

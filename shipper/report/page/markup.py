@@ -79,12 +79,11 @@ def header(kind: str, title: str, span: str, facts: Mapping[str, str], *, lines:
 
 
 def section(title: str, *parts: Html | None) -> Html:
-    """Make a section with its heading."""
     return tag("section", tag("h2", title), *parts)
 
 
 def sub(words: str) -> Html:
-    """Make a paragraph that stands back."""
+    """Make a paragraph of secondary text."""
     return tag("p", words, class_="sub")
 
 

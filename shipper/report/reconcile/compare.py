@@ -105,7 +105,7 @@ class _Comparison:
         self._claim_of = owners.naming(account, named).claims().of
 
     def sorted_out(self, counts: Mapping[LedgerKey, int]) -> tuple[dict[LedgerKey, int], dict[LedgerKey, int]]:
-        """Separate what is the account's from what is not."""
+        """Separate the account's counts from those of others."""
         parts: tuple[dict[LedgerKey, int], dict[LedgerKey, int]] = {}, {}
         for key, count in counts.items():
             if count:
@@ -113,7 +113,6 @@ class _Comparison:
         return parts
 
     def rows(self, own: Mapping[LedgerKey, int], dead_letters: Mapping[LedgerKey, int]) -> list[Row]:
-        """Compare, and explain each row by itself."""
         accepted, refused = self._grouped(own), self._grouped(dead_letters)
         contested = self._grouped({key: n for key, n in own.items() if len(self._claim_of(key).claimants) > 1})
         young = self._grouped(own, from_day=self._settled_until)
@@ -180,7 +179,6 @@ class _Comparison:
         yield from (each for _, each in found)
 
     def _before(self, index: int, pair: Pair) -> list[wire.AmountPair]:
-        """List what the report of a period said of a pair before."""
         return [figures[pair] for figures in self._earlier[index] if pair in figures]
 
     def _grouped(self, counts: Mapping[LedgerKey, int], *, from_day: date | None = None) -> _Counts:
@@ -196,7 +194,6 @@ class _Comparison:
 
 
 def _counted(hole: Hole, own: Mapping[LedgerKey, int], days: Days) -> Hole:
-    """Count what was accepted in a period that cannot be compared."""
     first, last = map(str, hole.days)
     return hole._replace(accepted=sum(count for key, count in own.items() if first <= days.day_of(key[0]) <= last))
 

@@ -186,7 +186,6 @@ class Boundaries:
 
     @property
     def pairs(self) -> Iterable[Pair]:
-        """All brands and marketing sources that have records."""
         return self._hours.keys()
 
     def before(self, pair: Pair, day: date, hours: int) -> int:

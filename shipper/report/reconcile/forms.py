@@ -95,7 +95,6 @@ def _compared(found: Reconciliation) -> Iterator[tuple[Value, ...]]:
 
 
 def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: bool) -> bytes:
-    """Write everything as one object."""
     span = span_of(found)
     names = [column.name for column in COLUMNS[1:-_WHOLE]]
     others = [each for each in found.elsewhere if each.owner is not None]

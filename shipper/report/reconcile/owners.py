@@ -77,7 +77,7 @@ class Claims:
         self._found: dict[tuple[str, str], Claim] = {}
 
     def of(self, key: LedgerKey) -> Claim:
-        """Return whose the records of a key of the ledger are."""
+        """Return who owns the records of a key of the ledger."""
         found = self._found.get(key[2:])
         if found is None:
             found = self._found[key[2:]] = self._claim(key[2], int(key[3]) if key[3] else None)

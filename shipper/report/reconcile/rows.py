@@ -199,7 +199,6 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     alarm_below: Decimal = NOTHING
 
     def count(self, status: Status) -> int:
-        """Count the rows of a status."""
         return sum(row.status == status for row in self.rows)
 
     @property
@@ -214,12 +213,11 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every period could be compared."""
         return not self.holes
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict of the whole: the first of these that is true of anything in it."""
+        """The first of these that applies."""
         if self.count("unexplained"):
             return "differences"
         if self.holes or self.unassigned:
@@ -230,7 +228,7 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
 
     @property
     def is_alarmed(self) -> bool:
-        """Return whether more was taken back of some marketing source than is to pass in silence."""
+        """Return whether more was taken back of some marketing source than `alarm_below` allows."""
         ordered = sorted(self.rows, key=lambda row: row.pair.place)
         return any(self._is_alarming(rows) for _, rows in groupby(ordered, key=lambda row: row.pair))
 

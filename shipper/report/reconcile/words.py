@@ -191,7 +191,6 @@ def _unassigned(found: Reconciliation) -> Iterator[str]:
 
 
 def _sources(found: Reconciliation) -> str:
-    """Name the marketing sources of what is unassigned."""
     places = dict.fromkeys(each.pair.source for each in found.elsewhere if each.owner is None)
     names = [_NO_MEDIA if source is None else f"marketing source {source}" for source in places]
     more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
@@ -199,7 +198,7 @@ def _sources(found: Reconciliation) -> str:
 
 
 def joined(days: Iterable[DateRange]) -> list[DateRange]:
-    """Put ranges together of which one begins the day after the other ends."""
+    """Join ranges that follow one another without a gap."""
     found: list[DateRange] = []
     for each in days:
         if found and each.start - found[-1].end == timedelta(days=1):

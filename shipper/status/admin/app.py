@@ -51,7 +51,6 @@ class Admin:
         self._metrics = Metrics(lambda: board.live, lambda: self._fresh_state()[0])
 
     def app(self) -> Starlette:
-        """Make the application."""
         routes = {
             "/": self._page,
             "/status": self._tell_status,
@@ -86,7 +85,7 @@ class Admin:
         return _json(msgspec.json.encode(document(seen)))
 
     def _fresh_state(self) -> tuple[Overview, LatestFetch | None]:
-        """Look into the state, but not so often that many who ask would keep it busy."""
+        """Read the state, but not so often that many requests would keep it busy."""
         with self._look:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:
@@ -108,7 +107,7 @@ class Admin:
         return Response(await run_sync(self._metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     async def _health(self, _: Request) -> Response:
-        """Return whether all stages come to an end with their work; what the service does has no part in it."""
+        """Return whether every stage makes progress, whatever the service does."""
         if not self._watch.stuck:
             return PlainTextResponse("ok\n")
         return PlainTextResponse(f"stuck: {self._watch.stuck}\n", status_code=503)

@@ -36,7 +36,6 @@ class Metrics:
         GCCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """Write all metrics in the text format."""
         return generate_latest(self._registry)
 
 
@@ -56,7 +55,6 @@ class _Shipper(Collector):
 
 
 def of_state(state: Overview) -> Iterator[Metric]:
-    """Make the metrics of what the state holds."""
     yield _gauge("shipper_streams", "Inputs known", len(state.streams))
     yield _gauge("shipper_streams_behind", "Inputs that are not settled to their end", len(state.behind))
     yield _gauge("shipper_dead_letter_bytes", "Kept dead letters, as they count for the quota", state.dead_letter_bytes)
