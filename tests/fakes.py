@@ -78,6 +78,9 @@ class FixedCredentials(Credentials):
         self.tokens = 1
         self.keys = 1
 
+    def __repr__(self) -> str:
+        return f"<FixedCredentials token-{self.tokens} key-{self.keys}>"
+
     async def run(self) -> None:
         await anyio.sleep_forever()
 

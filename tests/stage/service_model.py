@@ -23,11 +23,12 @@ from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.model.records import Batch, Refusal, Settled, Span, Stream
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
-from tests.fakes import OK, FixedCredentials
+from tests.fakes import OK, FixedCredentials, answer
 
 T = TypeVar("T")
 
 Reply = Answer | NoAnswerError
+UNTIL_IT_RECOVERS = 1_000.0
 
 
 def in_virtual_time(main: Callable[[], Awaitable[T]]) -> T:
@@ -212,3 +213,39 @@ class Delivery:
 
 def _numbers(batch: Batch) -> list[int]:
     return [int(event["EventId"][-12:]) for event in json.loads(batch.body)["events"]]
+
+
+def numbered(count: int, *, events: int = 10) -> list[Any]:
+    return [batch_of(range(events * n, events * (n + 1)), number=n + 1) for n in range(count)]
+
+
+def script(*replies: Reply | None) -> Callable[[Request], Reply | None]:
+    """Answer with one after the other, then accept."""
+    left = list(replies)
+    return lambda _: left.pop(0) if left else None
+
+
+def until(end: float, reply: Reply | Callable[[], Reply]) -> Callable[[Request], Reply | None]:
+    """Answer so before a moment, then accept."""
+    return lambda request: (reply() if callable(reply) else reply) if request.at < end else None
+
+
+def no_answer(cause: str = "read_timeout", **flags: Any) -> NoAnswerError:
+    return NoAnswerError(cause, "no answer", **flags)
+
+
+def run(delivery: Callable[[], Delivery], batches: list[Any]) -> Delivery:
+    """Deliver in virtual time; the delivery is made within it."""
+
+    async def main() -> Delivery:
+        made = delivery()
+        await made.deliver(batches)
+        return made
+
+    return in_virtual_time(main)
+
+
+def refuses(poison: set[int], status: int = 400, words: str = "IP is bad") -> Callable[[Request], Reply | None]:
+    """Refuse a batch as a whole if it holds poison, without naming it."""
+    body = b'{"statusCode":%d,"message":"%b"}' % (status, words.encode())
+    return lambda request: answer(status, body=body) if poison & set(request.numbers) else None

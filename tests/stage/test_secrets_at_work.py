@@ -1,0 +1,470 @@
+"""Tokens and keys from the settings: files that are replaced, commands that are run again, and pairs of keys."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trio
+import trio.testing
+from structlog.testing import capture_logs
+from structlog.typing import EventDict
+from trio.testing import MockClock
+
+from shipper.config.secrets import LiteralSecret, Secret, SecretReference
+from shipper.delivery.credentials import Credentials, NoTokenError, TokenCache
+from shipper.delivery.endpoint import NoAnswerError
+from shipper.delivery.token_sources import Token, expiring
+from shipper.model.errors import ConfigError
+from tests.stage.token_endpoint import (
+    EPOCH,
+    TokenEndpoint,
+    answer,
+    credentials,
+    granted,
+    in_virtual_time,
+    jwt_like,
+    password_grant,
+)
+
+
+def told(logs: list[EventDict], level: str = "warning") -> list[str]:
+    return [each["event"] for each in logs if each["log_level"] == level]
+
+
+class HandClock:
+    """A clock that only the test moves on; as a clock of the wall, it begins at `EPOCH`."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def now(self) -> float:
+        return self.now_s
+
+    def wall_time(self) -> float:
+        return EPOCH + self.now_s
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+def by_hand(clock: HandClock, *, token: Secret | None = None, **changes: Any) -> Credentials:
+    return credentials(token=token or LiteralSecret("a-token"), now=clock.now, wall_time=clock.wall_time, **changes)
+
+
+def write(path: Path, text: str) -> None:
+    path.touch(0o600)
+    path.write_text(text)
+
+
+def file_at(path: Path) -> SecretReference:
+    return SecretReference(file=str(path))
+
+
+class Program:
+    """A program that prints the text of a file, and counts its runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._text = directory / "text"
+        self._runs = directory / "runs"
+        self._runs.touch()
+        self.secret = SecretReference(command=("sh", "-c", f"echo >> '{self._runs}'; . '{self._text}'"))
+
+    @property
+    def runs(self) -> int:
+        return len(self._runs.read_text())
+
+    def prints(self, text: str) -> None:
+        self._text.write_text(f"echo '{text}'")
+
+    def fails(self) -> None:
+        self._text.write_text("exit 7")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    program = Program(tmp_path)
+    program.prints("printed-1")
+    return program
+
+
+async def test_a_constant_token_is_given_out_whatever_becomes_of_it(clock: HandClock, monkeypatch: pytest.MonkeyPatch):
+    token = jwt_like(clock.wall_time() + 10)
+    monkeypatch.setenv("TOKEN", token)
+    used = by_hand(clock, token=SecretReference(env="TOKEN"))
+    monkeypatch.setenv("TOKEN", "another")
+    with capture_logs() as logs:
+        for _ in range(3):
+            authorization = await used.authorize()
+            assert authorization == (token, "key-1")
+            used.refuse_token(authorization)
+        assert used.token_expires_at is None, "it was refused"
+        await used.authorize()
+        assert used.token_expires_at == EPOCH + 1010
+        assert told(logs) == []
+        clock.now_s += 25
+        for _ in range(3):
+            assert (await used.authorize()).token == token
+    assert [each["message"] for each in logs if each["log_level"] == "warning"] == [
+        "the token in intake.token has expired 15 s ago; the service will refuse it"
+    ]
+
+
+def test_a_constant_token_gives_the_background_task_nothing_to_wait_for():
+    async def main() -> None:
+        used = credentials(token=LiteralSecret(jwt_like(EPOCH + 10)))
+        async with anyio.create_task_group() as group:
+            group.start_soon(used.run)
+            await trio.testing.wait_all_tasks_blocked()
+            assert used.token_expires_at == EPOCH + 10
+            assert trio.lowlevel.current_statistics().seconds_to_next_deadline == math.inf
+            group.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("setting", ["token", "subscription_key"])
+async def test_a_file_that_is_replaced_is_read_within_a_second(clock: HandClock, tmp_path: Path, setting: str):
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "secret", f"the-{name}")
+    (tmp_path / "data").symlink_to("old")
+    (tmp_path / "secret").symlink_to("data/secret")
+    reference = SecretReference(file=str(tmp_path / "secret"))
+    used = by_hand(clock, **({"token": reference} if setting == "token" else {"keys": [reference]}))
+    assert getattr(await used.authorize(), setting) == "the-old"
+    # As it is done for a mounted secret: the directory that a link leads to changes in one step.
+    (tmp_path / "data_tmp").symlink_to("new")
+    os.rename(tmp_path / "data_tmp", tmp_path / "data")
+    clock.now_s += 0.9
+    assert getattr(await used.authorize(), setting) == "the-old", "not looked at yet"
+    clock.now_s += 0.1
+    assert getattr(await used.authorize(), setting) == "the-new"
+
+
+@pytest.mark.parametrize("setting", ["token", "subscription_key"])
+async def test_a_file_is_read_at_once_after_a_refusal(clock: HandClock, tmp_path: Path, setting: str):
+    file = tmp_path / "secret"
+    write(file, "the-old")
+    used = by_hand(clock, **({"token": file_at(file)} if setting == "token" else {"keys": [file_at(file)]}))
+    refused = await used.authorize()
+    status = file.stat()
+    write(file, "the-new")
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))  # nothing seems to have changed
+    clock.now_s += 10
+    assert await used.authorize() == refused
+    if setting == "token":
+        used.refuse_token(refused)
+    else:
+        assert not used.refuse_key(refused), "there is no other"
+    assert getattr(await used.authorize(), setting) == "the-new"
+
+
+@pytest.mark.parametrize("trouble", ["gone", "empty", "unfit", "open"])
+async def test_a_file_that_is_away_for_a_moment_is_told_once_and_its_token_goes_on(
+    clock: HandClock, tmp_path: Path, trouble: str
+):
+    file = tmp_path / "token"
+    write(file, "the-token")
+    used = by_hand(clock, token=file_at(file))
+    refused = await used.authorize()
+    with capture_logs() as logs:
+        if trouble == "gone":
+            file.unlink()
+        else:
+            write(file, {"empty": "", "unfit": "two\nlines", "open": "the-other"}[trouble])
+            file.chmod(0o644 if trouble == "open" else 0o600)
+        for _ in range(20):
+            clock.now_s += 0.25
+            assert await used.authorize() == refused
+        assert told(logs) == ["token_refresh_failed"]
+        assert told(logs, "debug") == ["token_refresh_failed"] * 4, "it is looked at once a second"
+        used.refuse_token(refused)
+        for _ in range(2):
+            with pytest.raises(NoTokenError, match=r"intake\.token: ") as caught:
+                await used.authorize()
+            assert caught.value.reason == "credentials"
+        file.unlink(missing_ok=True)
+        write(file, "the-new")
+        assert (await used.authorize()).token == "the-new"
+    assert told(logs) == ["token_refresh_failed"]
+    assert told(logs, "info") == ["token_recovered"]
+
+
+def test_what_is_missing_at_the_start_is_an_error_of_the_settings(clock: HandClock):
+    missing = [
+        (SecretReference(env="NOT_SET"), "environment variable NOT_SET is not set"),
+        (SecretReference(file="/nowhere"), "No such file"),
+        (SecretReference(command=("no-such-program",)), "program 'no-such-program' cannot be found or run"),
+    ]
+    for secret, says in missing:
+        with pytest.raises(ConfigError, match=rf"intake\.token: .*{says}"):
+            by_hand(clock, token=secret)
+        with pytest.raises(ConfigError, match=rf"intake\.subscription_key: .*{says}"):
+            by_hand(clock, keys=[secret])
+        with pytest.raises(ConfigError, match=rf"intake\.subscription_key_secondary: .*{says}"):
+            by_hand(clock, keys=[LiteralSecret("key-1"), secret])
+
+
+async def test_a_command_is_run_when_it_is_needed_and_again_after_a_refusal(clock: HandClock, program: Program):
+    used = by_hand(clock, token=program.secret)
+    assert program.runs == 0
+    for _ in range(3):
+        assert (await used.authorize()).token == "printed-1"
+        clock.now_s += 1000
+    assert program.runs == 1
+    refused = await used.authorize()
+    program.prints("printed-2")
+    async with anyio.create_task_group() as group:
+        for _ in range(64):
+            used.refuse_token(refused)
+            group.start_soon(used.authorize)
+    assert (await used.authorize()).token == "printed-2"
+    assert program.runs == 2
+
+
+async def test_a_failing_command_leaves_the_last_token_until_that_is_refused(clock: HandClock, program: Program):
+    used = by_hand(clock, token=program.secret)
+    refused = await used.authorize()
+    program.fails()
+    assert await used.authorize() == refused
+    used.refuse_token(refused)
+    with pytest.raises(NoTokenError, match=r"intake\.token: sh failed with exit code 7") as caught:
+        await used.authorize()
+    assert caught.value.reason == "credentials"
+
+
+async def test_a_command_that_fails_at_the_start_is_run_again_by_the_next_call(clock: HandClock, program: Program):
+    program.fails()
+    used = by_hand(clock, token=program.secret)
+    with pytest.raises(NoTokenError):
+        await used.authorize()
+    program.prints("printed")
+    assert (await used.authorize()).token == "printed"
+
+
+def test_a_command_is_run_again_ahead_of_what_its_token_says_of_its_end(program: Program):
+    clock = MockClock()  # stands still but for the jumps below: programs run in real time
+
+    async def until(condition: Callable[[], bool]) -> None:
+        give_up_at = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < give_up_at
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        used = credentials(token=program.secret)
+        program.prints(jwt_like(EPOCH + 1000))
+        async with anyio.create_task_group() as group:
+            group.start_soon(used.run)
+            await until(lambda: used.token_expires_at == EPOCH + 1000)
+            program.prints(jwt_like(EPOCH + 2000))
+            clock.jump(890)
+            await trio.testing.wait_all_tasks_blocked()
+            assert program.runs == 1
+            clock.jump(15)
+            await until(lambda: used.token_expires_at == EPOCH + 2000)
+            assert program.runs == 2
+            group.cancel_scope.cancel()
+
+    trio.run(main, clock=clock)
+
+
+class OldTokens:
+    """A source whose tokens have expired when they come, by our clock at least."""
+
+    key = "intake.token"
+    look_interval_s = math.inf
+    pause_s = 0.0
+    fetches = 0
+
+    async def fetch(self, *, afresh: bool) -> Token:
+        self.fetches += 1
+        return expiring(f"{self.fetches}", -5000, since=anyio.current_time(), wall_since=EPOCH, is_sure=False)
+
+
+def test_tokens_that_seem_old_are_used_and_their_source_is_not_asked_over_and_over(rng: Random):
+    async def main() -> None:
+        source = OldTokens()
+        cache = TokenCache(source, noun="token", now=anyio.current_time, rng=rng)
+        async with anyio.create_task_group() as group:
+            group.start_soon(cache.run)
+            for _ in range(3600):
+                await anyio.sleep(1)
+                assert await cache.get() == f"{source.fetches}"
+            assert 30 < source.fetches < 240
+            group.cancel_scope.cancel()
+
+    in_virtual_time(main)
+
+
+# --- key pairs ---
+
+PAIR = [LiteralSecret("key-1"), LiteralSecret("key-2")]
+
+
+async def test_a_refused_key_gives_way_to_the_other_one_and_back(clock: HandClock):
+    used = by_hand(clock, keys=PAIR)
+    first = await used.authorize()
+    with capture_logs() as logs:
+        assert [used.refuse_key(first) for _ in range(64)] == [True] * 64, "one switch, and all may try again"
+        second = await used.authorize()
+        assert second.subscription_key == "key-2"
+        used.note_accepted()
+        assert used.refuse_key(second), "the first was not refused since"
+        assert (await used.authorize()).subscription_key == "key-1"
+    switches = [(each["log_level"], each["key"]) for each in logs if each["event"] == "key_switched"]
+    assert switches == [("warning", "intake.subscription_key_secondary"), ("warning", "intake.subscription_key")]
+
+
+async def test_two_refused_keys_take_turns_but_are_not_worth_trying_at_once(clock: HandClock):
+    used = by_hand(clock, keys=PAIR)
+    keys, worth = [], []
+    with capture_logs() as logs:
+        for _ in range(6):
+            authorization = await used.authorize()
+            keys.append(authorization.subscription_key)
+            worth.append(used.refuse_key(authorization))
+    assert keys == ["key-1", "key-2"] * 3
+    assert worth == [True, False, False, False, False, False]
+    assert told(logs) == ["key_switched"], "the turns are not told"
+
+
+async def test_a_single_key_stays(clock: HandClock):
+    used = by_hand(clock)
+    for _ in range(3):
+        authorization = await used.authorize()
+        assert authorization.subscription_key == "key-1"
+        assert not used.refuse_key(authorization)
+
+
+async def test_two_equal_keys_are_one(clock: HandClock):
+    used = by_hand(clock, keys=[LiteralSecret("key-1"), LiteralSecret("key-1")])
+    used.refuse_key(await used.authorize())
+    assert not used.refuse_key(await used.authorize())
+
+
+async def test_a_replaced_key_is_worth_trying_when_its_turn_comes(clock: HandClock, tmp_path: Path):
+    write(tmp_path / "key", "key-1")
+    used = by_hand(clock, keys=[file_at(tmp_path / "key"), LiteralSecret("key-2")])
+    used.refuse_key(await used.authorize())
+    write(tmp_path / "key", "key-3")
+    assert not used.refuse_key(await used.authorize()), "it is not known yet that the first was replaced"
+    assert (await used.authorize()).subscription_key == "key-3"
+
+
+async def test_a_key_by_command_is_asked_for_every_ten_seconds_at_most(clock: HandClock, program: Program):
+    used = by_hand(clock, keys=[program.secret])
+    refused = await used.authorize()
+    program.prints("printed-2")
+    for _ in range(10):
+        used.refuse_key(refused)
+        assert await used.authorize() == refused
+        clock.now_s += 0.99
+    assert program.runs == 1
+    clock.now_s += 1
+    used.refuse_key(refused)
+    assert (await used.authorize()).subscription_key == "printed-2"
+    assert program.runs == 2
+
+
+async def test_a_failing_key_command_is_left_in_peace_for_ten_seconds(clock: HandClock, program: Program):
+    program.fails()
+    used = by_hand(clock, keys=[program.secret])
+    for wait_s in (None, 10, 6):
+        with pytest.raises(NoTokenError, match=r"intake\.subscription_key: sh failed") as caught:
+            await used.authorize()
+        assert (caught.value.reason, caught.value.retry_after_s) == ("credentials", wait_s)
+        clock.now_s += 0 if wait_s is None else 4
+    assert program.runs == 1
+    program.prints("printed")
+    clock.now_s += 2
+    assert (await used.authorize()).subscription_key == "printed"
+
+
+async def test_a_key_that_cannot_be_had_gives_way_to_the_other_one(clock: HandClock, program: Program):
+    program.fails()
+    used = by_hand(clock, keys=[program.secret, LiteralSecret("key-2")])
+    with pytest.raises(NoTokenError):
+        await used.authorize()
+    assert (await used.authorize()).subscription_key == "key-2"
+
+
+# --- nothing is shown ---
+
+CANARY = "Zx9unmistakable"
+
+
+def assert_hidden(*things: object) -> None:
+    for thing in things:
+        text = f"{thing!r} {thing}"
+        if isinstance(thing, BaseException):
+            text += "".join(traceback.format_exception(thing))
+            for linked in (thing.__cause__, thing.__context__):
+                text += "" if linked is None else f"{linked!r} {vars(linked)}"
+        assert CANARY not in text, f"a {type(thing).__name__} shows a secret"
+
+
+@pytest.mark.parametrize("kind", ["oauth2", "constant", "file", "command"])
+async def test_no_secret_is_in_a_log_a_repr_or_an_error(clock: HandClock, tmp_path: Path, program: Program, kind: str):
+    program.prints(f"{CANARY}-printed")
+    file = tmp_path / "secret"
+    write(file, f"{CANARY}-file")
+    constant = LiteralSecret(f"{CANARY}-constant")
+    secret = {"file": file_at(file), "command": program.secret}.get(kind, constant)
+    script = [
+        granted(f"{CANARY}.{CANARY}.{CANARY}"),
+        granted(f"{CANARY}\n"),
+        granted(CANARY, token_type=CANARY),
+        answer(400, retry_after=CANARY, error=CANARY, error_description=CANARY, trace_id=CANARY),
+        answer(401, error="invalid_client", error_description=CANARY, correlation_id=f"{CANARY}"),
+        NoAnswerError("read_timeout", "no answer"),
+    ]
+    settings = password_grant(username=CANARY, password=secret, client_secret=secret, client_id=CANARY, scope=CANARY)
+    endpoint = TokenEndpoint(*script)
+    endpoint.mood = granted(f"{CANARY}-granted")
+    used = credentials(
+        endpoint,
+        settings=settings,
+        token=None if kind == "oauth2" else secret,
+        keys=[secret, constant],
+        now=clock.now,
+        wall_time=clock.wall_time,
+    )
+    errors: list[object] = []
+    with capture_logs() as logs:
+        for turn in range(12):
+            clock.now_s += 20
+            if turn == 8:
+                write(file, f"{CANARY}\n{CANARY}")
+                program.prints(f"{CANARY}\n{CANARY}")
+            if turn == 10:
+                file.write_bytes(CANARY.encode() + b"\xff")
+                program.fails()
+            try:
+                authorization = await used.authorize()
+            except NoTokenError as error:
+                errors.append(error)
+                continue
+            assert CANARY in authorization.token
+            assert CANARY in authorization.subscription_key
+            used.refuse_token(authorization)
+            used.refuse_key(authorization)
+            assert_hidden(authorization)
+    assert len(logs) > 1
+    assert errors or kind == "constant"
+    own = [each for each in gc.get_objects() if str(type(each).__module__).startswith("shipper.delivery.")]
+    assert used in own
+    assert_hidden(logs, *errors, *own, Token(CANARY))
