@@ -125,7 +125,8 @@ class BackfillLane(Lane):
         assert {each.raw for each in found} <= self._foreign
         self.letters.update((each.raw, "json") for each in found)
         self.noted["letters of foreign files"] += len(found)
-        if found:  # otherwise nothing is known of it
+        self.removed.add(str(self._foreign_path))
+        if found:  # otherwise it may not have been opened
             self.taken_away.add(str(self._foreign_path))
         self._foreign_path.unlink()
         self._foreign = set()

@@ -68,7 +68,8 @@ class Lane(Producer):
 
     Attributes:
         disk: On which the state lies; None = it cannot be filled, as `left_out` says.
-        taken_away: Inputs that were removed before they were read to their end, as they were none.
+        removed: Inputs that were removed, as they were none.
+        taken_away: Those of which something had been read.
         left_out: What cannot be done to it here, and why.
     """
 
@@ -79,6 +80,7 @@ class Lane(Producer):
         super().__init__(number, service.books, rate=rate)
         self.shipper = Shipper(folder / self.name, Target(service.base_url, "", "secret"))
         self.disk: SmallDisk | None = None
+        self.removed: set[str] = set()
         self.taken_away: set[str] = set()
         self.left_out: dict[str, str] = {}
         self.noted: Counter[str] = Counter()
