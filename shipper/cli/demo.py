@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipper.cli.common import run_async
+from shipper.cli.common import run_async, several
 from shipper.config.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ def demo(
         first = _backfill(settings, file)
         console.print(
             f"[bold]2.[/] shipped and accounted for: {first.read:,} read, {first.accepted:,} accepted in "
-            f"{first.batches:,} batches, {first.dead_lettered:,} dead letters, {first.duplicates:,} duplicates, "
-            f"{first.pending:,} pending; {first.seconds:.2f} s"
+            f"{several(first.batches, 'batch', 'batches')}, {several(first.dead_lettered, 'dead letter')}, "
+            f"{several(first.duplicates, 'duplicate')}, {first.pending:,} pending; {first.seconds:.2f} s"
         )
         second = _backfill(settings, file)
         stored = sandbox.store.stored

@@ -17,6 +17,7 @@ import typer
 from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
 from shipper.cli.report.fetching import check, gather, tell_failures
+from shipper.cli.report.keeping import opened_if_usable, read
 from shipper.cli.report.options import (
     AccountArgument,
     AllowPartialOption,
@@ -28,7 +29,6 @@ from shipper.cli.report.options import (
     StartArgument,
 )
 from shipper.cli.report.output import check_partial, checked_target, write
-from shipper.cli.report.versions import opened_if_usable, read
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
 from shipper.status.units import iso

@@ -10,6 +10,7 @@ import typer
 
 from shipper.cli.common import SettingsOptions, prepare, run_async, with_settings_options
 from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
+from shipper.cli.report.keeping import opened_if_usable, read
 from shipper.cli.report.options import (
     AccountsFileOption,
     AccountsOption,
@@ -26,7 +27,6 @@ from shipper.cli.report.options import (
     tolerance_of,
 )
 from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
-from shipper.cli.report.versions import opened_if_usable, read
 from shipper.config.settings import Settings
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from shipper.cli.common import (
     with_settings_options,
 )
 from shipper.cli.report.fetching import open_client, tell_failures
+from shipper.cli.report.keeping import Kept, due_for_hook, in_words, keep, opened
 from shipper.cli.report.options import (
     AccountsFileOption,
     AccountsOption,
@@ -33,7 +34,6 @@ from shipper.cli.report.options import (
     selected,
 )
 from shipper.cli.report.output import write_lines
-from shipper.cli.report.versions import Kept, due_for_hook, in_words, keep, opened
 from shipper.system.programs import signal_group, small_environment
 
 if TYPE_CHECKING:
