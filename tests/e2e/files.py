@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import ctypes
 import gzip
 import json
 import lzma
@@ -24,6 +25,9 @@ if sys.version_info >= (3, 14):
     from compression import zstd
 else:
     from backports import zstd
+
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITIES_OF_FILES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
@@ -89,6 +93,22 @@ def where_permissions_hold() -> list[str]:
         pytest.skip("permissions do not hold for root, and there is no setpriv to change that")
     capabilities = "-dac_override,-dac_read_search"
     return ["setpriv", "--bounding-set", capabilities, "--inh-caps", capabilities, "--"]
+
+
+@contextmanager
+def permissions_hold() -> Iterator[None]:
+    """Let the permissions of files hold for root, too, in this thread and in those that it starts."""
+    header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+    libc = ctypes.CDLL(None)
+    assert libc.capget(header, sets) == 0
+    effective = sets[0]
+    sets[0] &= ~_CAPABILITIES_OF_FILES
+    assert libc.capset(header, sets) == 0
+    try:
+        yield
+    finally:
+        sets[0] = effective
+        assert libc.capset(header, sets) == 0
 
 
 class Tail:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import in_process
+from tests.cases import each
 from tests.e2e.driver import Result, Shipper, Target
 from tests.report_documents import brand, entry
 from tests.report_service import Reply, ReportService, answer, ok
@@ -103,7 +104,7 @@ def assert_told(result: Result, what: str) -> None:
     assert len(result.stderr) < 2_000, (what, result.stderr[:1000])
 
 
-@pytest.mark.parametrize("what", NO_REPORTS)
+@each("what", NO_REPORTS)
 def test_what_is_no_report_is_told_by_every_command(what: str, told: Reporter, origin: ReportService, shipper: Shipper):
     origin.rule = lambda _: NO_REPORTS[what]
     settings = {"delivery.give_up_after_seconds": 0, "delivery.retry_initial_seconds": 0.01}
