@@ -208,7 +208,9 @@ class RecordsSettings(Section, frozen=True):
         Literal["require", "derive"],
         Meta(description="require: a record without EventId becomes a dead letter; derive: compute it"),
     ] = "require"
-    event_id_fields: Annotated[tuple[str, ...], Meta(description="fields from which an EventId is derived")] = ()
+    event_id_fields: Annotated[
+        tuple[str, ...], Meta(description="fields from which an EventId is derived; empty = BrandID, ConsumerID")
+    ] = ()
     dedupe_window: Annotated[
         int,
         Meta(

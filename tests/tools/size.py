@@ -55,7 +55,7 @@ Graph = Mapping[str, frozenset[str]]
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.tools.size", description="The size of the code, in numbers.")
     parser.add_argument("checkout", nargs="?", type=Path, default=Path(), help="another checkout than this one")
-    parser.add_argument("--way", action="store_true", help="also count the modules on the way of a record")
+    parser.add_argument("--way", action="store_true", help="also count the modules in the path of a record")
     options = parser.parse_args()
     root: Path = options.checkout.resolve()
     for part in ("shipper", "tests"):
