@@ -16,7 +16,7 @@ import typer
 
 from shipper.cli.common import SettingsOptions, prepare, run_async, say, with_settings_options
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
-from shipper.cli.report.fetching import check, gather, tell_failures
+from shipper.cli.report.fetching import check, gather, print_failures
 from shipper.cli.report.keeping import opened_if_usable, read
 from shipper.cli.report.options import (
     AccountArgument,
@@ -136,7 +136,7 @@ def reconcile(
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
         if history is not None:
             owners = owners._replace(named=history.sources())
-    tell_failures(outcome)
+    print_failures(outcome)
     if not outcome.reports:
         raise typer.Exit(1)
     rows = read_rows(settings, wanted)

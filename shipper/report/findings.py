@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from shipper.report.wording import clean
+
 Severity = Literal["error", "warning", "note", "info"]
 
 _DECIMALS_SHOWN: Final = Decimal("1e-12")  # of what a division leaves; far beyond what a figure of the service has
@@ -33,6 +35,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     expected: Decimal | str | None = None
     actual: Decimal | str | None = None
     residual: Decimal | None = None
+
+    def text(self, days: object) -> str:
+        """Return the message with its place, for a terminal; `days` names the report."""
+        return clean(f"{days}:{f' {self.where}:' if self.where else ''} {self.message}")
 
 
 def comparison(

@@ -216,13 +216,18 @@ def test_a_file_that_disappears_is_named_and_the_others_are_delivered(
 def test_the_start_loads_nothing_that_the_work_does_not_need(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "one.ndjson"
     file.write_bytes(sample.lines[0])
-    for command in [("backfill", file), ("check",)]:
+
+    def loaded(*command: str | Path) -> set[str]:
         result = shipper.run(*command, env={"PYTHONPROFILEIMPORTTIME": "1"})
-        loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line}
-        assert {"shipper.delivery.connection", "typer"} <= loaded
-        packages = {name.partition(".")[0] for name in loaded if "." in name}
-        assert not {"trio", "rich", "pygments", "click"} & packages  # what those bring along if they find it
+        names = [line.rpartition("|")[2].strip() for line in result.stderr.splitlines() if "import time:" in line]
+        return {*names, *(name.partition(".")[0] for name in names)}
+
+    for command in [("backfill", file), ("check",)]:
+        assert {"shipper.delivery.connection", "typer"} <= (names := loaded(*command))
+        assert not {"trio", "click", "rich.progress"} & names  # what libraries bring along if they find it
     service.assert_holds_exactly(sample.ids[:1])
+    for command in [("backfill", "--help"), ("config", "show")]:
+        assert not {"anyio", "sqlite3", "structlog", "rich"} & loaded(*command)
 
 
 def own_csv(shipper: Shipper, sample: Sample, name: str = "own.csv", lines: slice = slice(10)) -> Path:

@@ -27,7 +27,7 @@ from shipper.cli.dead_letters.selecting import (
     none_found,
     opened,
     selection_of,
-    tell_not_whole,
+    warn_of_cut_letters,
 )
 from shipper.model.printable import printable
 from shipper.status.units import iso
@@ -130,7 +130,7 @@ def export(
                     record = content.raw if header else content.raw.replace(b"\n", b" ")
                     sys.stdout.buffer.write(record + b"\n")
             sys.stdout.buffer.flush()
-        tell_not_whole(letters, selection)
+        warn_of_cut_letters(letters, selection)
 
 
 def _common_header(forms: dict[bytes, str]) -> bytes:

@@ -130,11 +130,11 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
             store.close()
     say(f"consumer {consumer_id}: {several(purged, 'dead letter')} and {spooled} erased")
     if found.doubtful:
-        _tell_doubtful(found.doubtful)
+        _list_doubtful(found.doubtful)
         raise typer.Exit(_LEFT_TO_DO)
 
 
-def _tell_doubtful(doubtful: list[str]) -> None:
+def _list_doubtful(doubtful: list[str]) -> None:
     say(
         f"{several(len(doubtful), 'record')} more cannot be read and contain the number; they may be somebody "
         "else's, so they are kept:"

@@ -18,7 +18,7 @@ from shipper.cli.dead_letters.selecting import (
     SinceOption,
     opened,
     selection_of,
-    tell_not_whole,
+    warn_of_cut_letters,
 )
 from shipper.cli.shipping import SummaryOption, ship
 from shipper.config.settings import Settings
@@ -69,7 +69,7 @@ def replay(
             f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
         ) from error
     with opened(settings) as letters:
-        is_some_left = letters is not None and tell_not_whole(letters, selection)
+        is_some_left = letters is not None and warn_of_cut_letters(letters, selection)
     raise typer.Exit(code or (3 if is_some_left else 0))
 
 
@@ -97,7 +97,7 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
         if letters is not None:
             ids = letters.ids(replaced(selection, is_whole=True), limit)
             sent = _judge(settings, letters, ids, failed)
-            is_some_left = tell_not_whole(letters, selection)
+            is_some_left = warn_of_cut_letters(letters, selection)
     count = sum(map(len, failed.values()))
     print(f"{sent:,} dead letters would be sent, {count:,} would fail again")
     for rule, examples in sorted(failed.items()):

@@ -83,7 +83,7 @@ def by_rule(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{rule} {count:,}" for rule, count in counts.items())
 
 
-def tell_not_whole(letters: Letters, selection: Selection) -> bool:
+def warn_of_cut_letters(letters: Letters, selection: Selection) -> bool:
     """Print how many letters have only a part of their record, or its position; return whether there are any."""
     count = sum(letters.count_by_rule(msgspec.structs.replace(selection, is_whole=False)).values())
     if count:

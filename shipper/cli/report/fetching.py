@@ -75,7 +75,7 @@ async def gather(
             return await fetch_parts(client, parts, concurrency=concurrency, use=use, on_done=on_done)
 
 
-def tell_failures(outcome: Outcome[T]) -> bool:
+def print_failures(outcome: Outcome[T]) -> bool:
     """Print what could not be fetched; return whether there is any."""
     for _, error in outcome.failed:
         say(f"shipper: {error}")
@@ -102,7 +102,7 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 _SHOWN_PER_CHECK: Final = 10
 
 
-class Told(NamedTuple):
+class FoundText(NamedTuple):
     finding: Finding
     text: str
 
@@ -138,35 +138,31 @@ def check(
     return Checked(part, replace(report, brands=[]), [*check_merged(fetched.merged), *findings])
 
 
-def all_findings(reports: Sequence[Checked], tolerance: Decimal, *, has_infos: bool) -> list[Told]:
+def all_findings(reports: Sequence[Checked], tolerance: Decimal, *, has_infos: bool) -> list[FoundText]:
     """
     List what was found, also in comparing each report with the one of the days before.
 
     Args:
         reports: Those of one account stand together, their periods ascend.
-        has_infos: Bring also what only informs.
+        has_infos: Include those that only inform.
     """
     from shipper.report.checks import check_opening_balance
-    from shipper.report.wording import clean
 
-    told = []
+    found: list[FoundText] = []
     for before, each in zip([None, *reports], reports, strict=False):
         findings = each.findings
         if before is not None and _follows(each.part, before.part):
             findings = [*findings, check_opening_balance(each.head, before.head, tolerance)]
-        for finding in findings:
-            where = f" {finding.where}:" if finding.where else ""
-            if has_infos or finding.severity != "info":
-                told.append(Told(finding, clean(f"{each.part}:{where} {finding.message}")))
-    return told
+        found += [FoundText(one, one.text(each.part)) for one in findings if has_infos or one.severity != "info"]
+    return found
 
 
-def tell_findings(findings: Sequence[Told], *, is_full: bool) -> bool:
+def print_findings(findings: Sequence[FoundText], *, is_full: bool) -> bool:
     """
-    Print findings, and say whether any calls for a look.
+    Print findings; return whether there is an error or a warning.
 
     Args:
-        is_full: Otherwise of one check no more than the first few: what does not hold in one report may hold in none.
+        is_full: Otherwise only the first few of a check, as what does not hold in one report may hold in none.
     """
     times = Counter[str]()
     for told in findings:
@@ -179,7 +175,7 @@ def tell_findings(findings: Sequence[Told], *, is_full: bool) -> bool:
     return any(told.finding.severity in {"error", "warning"} for told in findings)
 
 
-def tell_unknown(fields: Iterable[tuple[str, ...]]) -> None:
+def print_unknown_fields(fields: Iterable[tuple[str, ...]]) -> None:
     """Print the undocumented fields, each once."""
     from shipper.report.wording import clean
 

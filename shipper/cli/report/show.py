@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from shipper.cli.common import SettingsOptions, prepare, run_async, with_settings_options
-from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
+from shipper.cli.report.fetching import (
+    Checked,
+    all_findings,
+    check,
+    gather,
+    print_failures,
+    print_findings,
+    print_unknown_fields,
+)
 from shipper.cli.report.keeping import opened_if_usable, read
 from shipper.cli.report.options import (
     AccountsFileOption,
@@ -93,7 +101,7 @@ def show(
 
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
 
-    has_failed = tell_failures(outcome)
+    has_failed = print_failures(outcome)
     found = [shown for _, shown in outcome.reports]
     missing = {part for part, _ in outcome.failed} | set(outcome.left_out)
     coverage = Coverage(parts, [part for part in parts if part in missing])
@@ -102,8 +110,8 @@ def show(
         check_partial(out.target, is_partial=has_failed, is_allowed=allow_partial)
         pieces = [shown.piece for shown in found]
         write(out.joined(pieces, [told.text for told in findings], coverage), out.target, form=out.form)
-    tell_unknown(shown.unknown_fields for shown in found)
-    calls = tell_findings(findings, is_full=checks)
+    print_unknown_fields(shown.unknown_fields for shown in found)
+    calls = print_findings(findings, is_full=checks)
     if has_failed:
         raise typer.Exit(1)
     raise typer.Exit(3 if strict and calls else 0)

@@ -18,7 +18,15 @@ from shipper.cli.common import (
     say,
     with_settings_options,
 )
-from shipper.cli.report.fetching import Checked, all_findings, check, gather, tell_failures, tell_findings, tell_unknown
+from shipper.cli.report.fetching import (
+    Checked,
+    all_findings,
+    check,
+    gather,
+    print_failures,
+    print_findings,
+    print_unknown_fields,
+)
 from shipper.cli.report.keeping import differing, in_words, keep, opened, read
 from shipper.cli.report.options import (
     AccountArgument,
@@ -95,10 +103,10 @@ def fetch(
         outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
     found = [fetched for _, fetched in outcome.reports]
     write_lines(fetched.text for fetched in found)
-    tell_unknown(fetched.unknown_fields for fetched in found)
+    print_unknown_fields(fetched.unknown_fields for fetched in found)
     findings = all_findings([fetched.checked for fetched in found], amount, has_infos=checks)
-    calls = tell_findings(findings, is_full=checks)
-    if tell_failures(outcome):
+    calls = print_findings(findings, is_full=checks)
+    if print_failures(outcome):
         raise typer.Exit(1)
     raise typer.Exit(3 if strict and calls else 0)
 

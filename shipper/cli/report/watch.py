@@ -22,7 +22,7 @@ from shipper.cli.common import (
     say,
     with_settings_options,
 )
-from shipper.cli.report.fetching import open_client, tell_failures
+from shipper.cli.report.fetching import open_client, print_failures
 from shipper.cli.report.keeping import Kept, due_for_hook, in_words, keep, opened
 from shipper.cli.report.options import (
     AccountsFileOption,
@@ -170,7 +170,7 @@ class Watcher:
             found.sort(key=lambda kept: self._parts.index(kept.part))
             write_lines(in_words(kept) for kept in found if not is_quiet or kept.status != "unchanged")
             has_run = await self._run_due_hooks()
-        if tell_failures(outcome):
+        if print_failures(outcome):
             return 1
         return 3 if not has_run or any(kept.status == "restated" for kept in found) else 0
 

@@ -228,8 +228,7 @@ def findings(found: Reconciliation) -> Iterator[str]:
     told: dict[str, list[str]] = {}
     for period in found.periods:
         for finding in period.findings:
-            where = f" {finding.where}:" if finding.where else ""
-            told.setdefault(finding.check, []).append(clean(f"{period.days}:{where} {finding.message}"))
+            told.setdefault(finding.check, []).append(finding.text(period.days))
     for said in told.values():
         yield said[0] + (f" (and {len(said) - 1:,} more)" if len(said) > 1 else "")
 

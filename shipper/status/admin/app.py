@@ -53,9 +53,9 @@ class Admin:
     def app(self) -> Starlette:
         routes = {
             "/": self._page,
-            "/status": self._tell_status,
+            "/status": self._status,
             "/history": self._history,
-            "/metrics": self._tell_metrics,
+            "/metrics": self._metrics_text,
             "/healthz": self._health,
             "/readyz": self._readiness,
         }
@@ -68,7 +68,7 @@ class Admin:
         headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
         return Response(document, media_type="text/html", headers=headers)
 
-    async def _tell_status(self, _: Request) -> Response:
+    async def _status(self, _: Request) -> Response:
         try:
             state, report = await run_sync(self._fresh_state)
         except ShipperError as error:
@@ -103,7 +103,7 @@ class Admin:
             return PlainTextResponse("since: expected seconds since the epoch\n", status_code=400)
         return _json(msgspec.json.encode(self._board.moments(since)))
 
-    async def _tell_metrics(self, _: Request) -> Response:
+    async def _metrics_text(self, _: Request) -> Response:
         return Response(await run_sync(self._metrics.render), headers={"Content-Type": CONTENT_TYPE})
 
     async def _health(self, _: Request) -> Response:
