@@ -15,6 +15,7 @@ from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target
 from tests.e2e.fake_service import FakeService
+from tests.e2e.files import Tail
 from tests.e2e.operated import Start
 from tests.e2e.warm_start import warm_starts
 
@@ -101,6 +102,11 @@ def folder(shipper: Shipper) -> Path:
     folder = shipper.folder / "logs"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
+    return Tail(shipper, service, sample)
 
 
 @pytest.fixture

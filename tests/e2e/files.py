@@ -14,12 +14,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, wait_until
+
+if TYPE_CHECKING:  # which has a fixture of what is here
+    from tests.e2e.conftest import Sample
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -26,11 +26,6 @@ NOT_NOW = Reply(status=503)
 
 
 @pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
-@pytest.fixture
 def write(shipper: Shipper, sample: Sample) -> Callable[..., Path]:
     """Write lines of the sample into a file below the working directory."""
 

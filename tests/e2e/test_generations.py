@@ -10,16 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper
+from tests.e2e.driver import Shipper
 from tests.e2e.files import Tail, compress, copytruncate, told
 
 NAME = "app.ndjson"
-
-
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
 
 
 def numbered(path: Path, generation: int) -> None:

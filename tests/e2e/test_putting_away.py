@@ -17,11 +17,6 @@ from tests.e2e.files import Tail, told
 SETTINGS = {"input__on_complete": "delete", "input__rotate_wait_seconds": 0.2}
 
 
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
 def restored(tail: Tail) -> Path:
     """A new inode of the same name, as after a restore or on another disk."""
     copy = shutil.copy2(tail.file, tail.folder / "backup")

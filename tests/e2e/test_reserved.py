@@ -42,11 +42,6 @@ def fill(path: Path, data: bytes, at: int) -> int:
     return at + len(data)
 
 
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
 @pytest.mark.parametrize("reserve", RESERVE)
 @pytest.mark.parametrize("size", [1, 3, 9, 40])
 def test_what_is_written_into_reserved_room_is_read(tail: Tail, reserve: Callable[[Path, int], None], size: int):

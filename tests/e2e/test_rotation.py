@@ -35,11 +35,6 @@ from tests.e2e.files import (
 GLOB, NAME = "app.ndjson*", "app.ndjson"
 
 
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
 # Many cases in one life --------------------------------------------------------------------------------------------
 
 # What a case goes on after: the process sees only before and after, or it runs, or the next one does.

@@ -38,11 +38,6 @@ ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.un
 RETRY_SOON = {"delivery.retry_initial_seconds": 0.05, "delivery.retry_max_seconds": 0.1}
 
 
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
 # A state store that cannot be trusted -----------------------------------------------------------------------------
 
 

@@ -31,11 +31,6 @@ def _without_faults(service: Service) -> Iterator[None]:
     service.set_faults()
 
 
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
-
-
 def ask(shipper: Shipper, *arguments: str, code: int = 0, is_process: bool = False, **settings: str) -> str:
     """Run `shipper status` and give what it prints; nothing is to be said on stderr."""
     command = ["status", *arguments]

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 
 from shipper.config.settings import load_settings
 from shipper.status.document import document
@@ -22,11 +21,6 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService
 from tests.e2e.files import Tail, compress, copytruncate, told
-
-
-@pytest.fixture
-def tail(shipper: Shipper, service: Service, sample: Sample) -> Tail:
-    return Tail(shipper, service, sample)
 
 
 def unreachable_bytes(shipper: Shipper) -> int:
