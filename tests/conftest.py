@@ -10,7 +10,10 @@ import pytest
 from hypothesis import settings
 
 # Their assertions, too, tell what they saw.
-pytest.register_assert_rewrite("tests.e2e.driver", "tests.e2e.files", "tests.in_process", "tests.reporter")
+pytest.register_assert_rewrite(
+    *("tests.e2e.driver", "tests.e2e.files", "tests.e2e.lives_of_files", "tests.e2e.rotation_cases"),
+    *("tests.in_process", "tests.reporter"),
+)
 
 settings.register_profile("shipper", deadline=None)  # a busy machine is no fault of what is tested
 settings.load_profile("shipper")

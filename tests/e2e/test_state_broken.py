@@ -1,0 +1,207 @@
+"""A state store that cannot be trusted: it is refused and left as it is, and nothing is sent."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import QUICK, Service, Shipper, sandbox
+from tests.e2e.files import where_permissions_hold
+from tests.e2e.surroundings import folder_snapshot
+
+USED = b"{}\n" * 100
+
+
+@dataclass(frozen=True)
+class Used:
+    """A state directory with a checkpoint, totals and dead letters, and the file that was shipped."""
+
+    state: Path
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def used(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Used:
+    folder = tmp_path_factory.mktemp("used")
+    file = folder / "events.ndjson"
+    file.write_bytes(USED + sample.lines[0])
+    with sandbox() as service, Shipper(folder / "shipper", service.target) as shipper:
+        assert shipper.backfill(file).counts() == (101, 1, 100, 0, 0)
+    return Used(shipper.state, file)
+
+
+@pytest.fixture
+def used_state(shipper: Shipper, used: Used) -> Path:
+    """The state store of a directory that was used."""
+    shutil.copytree(used.state, shipper.state)
+    return shipper.state / "state.db"
+
+
+def state_snapshot(shipper: Shipper) -> dict[str, tuple[int, bytes]]:
+    """All that counts; a reader leaves the index of the log behind, and an empty log."""
+    found = folder_snapshot(shipper.state, without=["lock", "state.db-shm"])
+    return {name: (mode, data) for name, (mode, data) in found.items() if name != "state.db-wal" or data}
+
+
+def assert_refused(shipper: Shipper, service: Service, *arguments: str | Path, **options: Any) -> None:
+    """It ends with 1 and one line that names the file and says what to do; nothing is touched, nothing is sent."""
+    before = state_snapshot(shipper)
+    result = shipper.run(*arguments, check=False, limit_s=10, **options)
+    assert (result.returncode, result.stdout) == (1, ""), (arguments, result.stderr)
+    message = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(message) == 1, result.stderr
+    assert str(shipper.state / "state.db") in message[0]
+    assert "left as it is" in message[0]
+    assert state_snapshot(shipper) == before
+    assert service.counts()["requests"] == 0, "it began from the start by itself"
+
+
+def test_a_database_and_a_log_that_do_not_belong_together_are_refused(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """As when one of the two is put back from a copy: what SQLite makes of them is neither state."""
+    database, log = shipper.state / "state.db", shipper.state / "state.db-wal"
+
+    def put_back(data: bytes, log_data: bytes) -> None:
+        database.write_bytes(data)
+        log.write_bytes(log_data)
+        (shipper.state / "state.db-shm").unlink(missing_ok=True)
+
+    copies: list[tuple[bytes, bytes]] = []
+    for number in range(3):
+        running = shipper.start("pipe", settings=QUICK, stdin=subprocess.PIPE)
+        running.stdin.write(b"".join(sample.lines[number * 1000 : number * 1000 + 1000]))
+        running.stdin.flush()
+        read = (number + 1) * 1000
+        running.wait_until(lambda read=read: shipper.read_state().read == read, "it is saved")
+        running.kill()
+        copies.append((database.read_bytes(), log.read_bytes()))
+        assert copies[-1][1], "nothing stands in the log alone"
+    (old, old_log), _, (new, new_log) = copies
+    assert old != new
+    sent = service.counts()["requests"]
+    for pair in ((old, new_log), (new, old_log)):
+        put_back(*pair)
+        before = state_snapshot(shipper)
+        result = shipper.run("pipe", check=False)
+        assert (result.returncode, result.stdout) == (1, ""), result.stderr
+        assert f"{database} and {log} do not belong together" in result.stderr
+        assert "move the log away" in result.stderr
+        assert state_snapshot(shipper) == before
+        assert service.counts()["requests"] == sent
+    put_back(old, b"")  # as the message says
+    assert shipper.pipe(sample.lines[3000]).returncode == 0
+    for pair, read in ((copies[0], 1000), (copies[2], 3000)):  # and both of one moment are what they were
+        put_back(*pair)
+        assert shipper.pipe(sample.lines[3000]).returncode == 0
+        assert shipper.read_state().read == read + 1
+
+
+def _half(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def _damaged_pages(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xa5" * (len(data) - 4096))
+
+
+def _table_missing(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DROP TABLE totals")
+
+
+def _with_log(path: Path) -> None:
+    """Its owner died within its work: what it had committed stands in the log beside the database."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("CREATE TABLE more (thing TEXT); INSERT INTO more VALUES ('precious')")
+        data, log = path.read_bytes(), path.with_name("state.db-wal").read_bytes()
+        assert b"precious" in log
+    # Closing has emptied the log into the database; a crash would not have.
+    path.write_bytes(data)
+    path.with_name("state.db-wal").write_bytes(log)
+
+
+def _newer(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA user_version = 1000")
+        db.execute("CREATE TABLE of_tomorrow (thing TEXT)")
+    _with_log(path)
+
+
+def _foreign(path: Path) -> None:
+    path.unlink()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("PRAGMA journal_mode = WAL; CREATE TABLE recipes (name TEXT)")
+    _with_log(path)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _not_permitted(path: Path) -> None:
+    path.chmod(0)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "command"),
+    [
+        (_half, "pipe"),
+        (_damaged_pages, "run"),
+        (_table_missing, "backfill"),
+        (_newer, "pipe"),
+        (_foreign, "backfill"),
+        (_folder, "backfill"),
+        (_not_permitted, "backfill"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__.lstrip("_"),
+)
+def test_a_state_store_that_cannot_be_trusted_is_refused_and_not_even_its_log_is_touched(
+    shipper: Shipper, service: Service, used: Used, used_state: Path, spoil: Callable[[Path], None], command: str
+):
+    spoil(used_state)
+    arguments = {"backfill": [used.file], "pipe": [], "run": ["--set", f'input.include=["{used.file}"]']}[command]
+    with used.file.open("rb") as stdin:
+        prefix = where_permissions_hold() if spoil is _not_permitted else []
+        assert_refused(shipper, service, command, *arguments, stdin=stdin, prefix=prefix)
+    if spoil in {_newer, _foreign}:
+        assert_refused(shipper, service, "status")
+
+
+def test_what_only_looks_at_a_broken_state_store_refuses_it_too(shipper: Shipper, service: Service, used_state: Path):
+    good = used_state.read_bytes()
+    broken = {
+        "garbage": b"this is no database\n" * 500,
+        "half": good[: len(good) // 2],
+        "zeros": bytes(len(good)),
+        "another version": good[:60] + b"\xff" + good[61:],
+        "no page of tables": good[:100] + b"\xff" + good[101:],
+    }
+    for spoiled in broken.values():
+        used_state.write_bytes(spoiled)
+        for command in (["status"], ["dead-letters", "list"]):
+            assert_refused(shipper, service, *command)
+
+
+def test_after_a_broken_state_store_was_moved_away_everything_is_sent_again_with_the_same_ids(
+    shipper: Shipper, service: Service, sample: Sample, used: Used, used_state: Path
+):
+    """What the message says to do."""
+    assert shipper.backfill(used.file).counts() == (0, 0, 0, 0, 0), "it knows the file"
+    used_state.write_bytes(used_state.read_bytes()[:5000])
+    assert_refused(shipper, service, "dead-letters", "list")
+    used_state.rename(shipper.folder / "broken.db")
+    assert shipper.backfill(used.file).counts() == (101, 1, 100, 0, 0)
+    service.assert_holds_exactly(sample.ids[:1])

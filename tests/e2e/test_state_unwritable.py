@@ -1,0 +1,270 @@
+"""A state store or a spool that cannot be written for a while: what is settled waits, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import QUICK, Running, Service, Shipper
+from tests.e2e.fake_service import HANG, OK, FakeService
+from tests.e2e.files import Tail, told
+from tests.e2e.surroundings import SmallDisk, no_longer_files, no_room_for_state, read_only_state, small_disk, spooled
+
+ORDERLY = {**QUICK, "delivery.concurrency": 1, "batch.max_events": 10, "batch.unique_consumers": "false"}
+
+
+@pytest.fixture
+def disk(shipper: Shipper) -> Iterator[SmallDisk]:
+    """The state directory is a disk of its own."""
+    with small_disk(shipper.state, 24 << 20) as disk:
+        yield disk
+
+
+def save_some(tail: Tail, shipper: Shipper, running: Running) -> int:
+    """Have some commits, so that the log of the state store is longer than what is on stderr."""
+    for end in (10, 20, 30):
+        tail.append(end - 10, end)
+        running.wait_until(lambda end=end: shipper.read_state().accepted == end, "it is saved")
+    return 30
+
+
+def pause(
+    tail: Tail, shipper: Shipper, running: Running, saved: int, trouble: AbstractContextManager[None], events: int = 100
+) -> int:
+    """Have some events written while nothing can be saved, and all of it saved when it can."""
+    times = len(told(running, "delivery_paused"))
+    with trouble:
+        tail.append(saved, saved + 100)
+        running.wait_until(lambda: len(told(running, "delivery_paused")) > times, "it pauses", limit_s=20)
+        paused = told(running, "delivery_paused")[-1]
+        assert paused["reason"] == "state_unwritable"
+        assert str(shipper.state) in paused["message"]
+        tail.append(saved + 100, saved + events)
+        with pytest.raises(AssertionError, match="not within"):
+            running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on", limit_s=0.3)
+        assert shipper.read_state().accepted == saved, "something was saved: the case was not exercised"
+    running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on", limit_s=20)
+    assert told(running, "delivery_resumed")[-1]["reason"] == "state_unwritable"
+    running.wait_until(lambda: shipper.read_state().accepted == saved + events, "all of it is saved", limit_s=30)
+    assert len(told(running, "delivery_paused")) == times + 1, "it is told once"
+    return saved + events
+
+
+def test_a_state_that_may_not_grow_pauses_a_run_which_stops_sending_and_goes_on_by_itself(
+    shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail
+):
+    events = 3000
+    shipper.target = fake.target
+    running = tail.start()
+    saved = save_some(tail, shipper, running)
+
+    @contextmanager
+    def limited() -> Iterator[None]:
+        with no_longer_files(running, shipper):
+            yield
+            before = -1
+            while before != fake.requests:  # until nothing more leaves
+                before = fake.requests
+                with pytest.raises(AssertionError, match="not within"):
+                    running.wait_until(lambda: False, "time passes", limit_s=0.3)
+            assert len(fake.event_ids()) < events * 0.7, "sending did not stop"
+
+    pause(tail, shipper, running, saved, limited(), events - saved)
+    assert running.stop().returncode == 0
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:events]), "nothing is sent twice within one process"
+
+
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])
+def test_a_full_or_read_only_state_pauses_a_run_which_goes_on_by_itself(
+    shipper: Shipper, fake: FakeService, sample: Sample, tail: Tail, disk: SmallDisk, is_full: bool
+):
+    shipper.target = fake.target
+    running = tail.start()
+    saved = save_some(tail, shipper, running)
+    trouble = no_room_for_state(running, disk) if is_full else read_only_state(running)
+    saved = pause(tail, shipper, running, saved, trouble)
+    assert running.stop().returncode == 0
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:saved]), "nothing is sent twice within one process"
+
+
+def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
+    shipper: Shipper, service: Service, tail: Tail, disk: SmallDisk
+):
+    running = tail.start()
+    saved = save_some(tail, shipper, running)
+    times = dict.fromkeys(tail.ids(saved), 1)
+    for end in ("SIGTERM", "kill"):
+        received = service.received
+        with no_room_for_state(running, disk):
+            tail.append(saved, saved + 100)
+            running.wait_for("delivery_paused", limit_s=20)
+            running.wait_until(
+                lambda received=received: service.received == received + 100, "what is not saved is sent"
+            )
+            if end == "kill":
+                running.kill()
+            else:
+                assert running.stop().returncode in {1, 4}, "what was not saved is pending"
+            assert shipper.read_state().accepted == saved
+        running = tail.start()
+        tail.append(saved + 100, saved + 150)
+        running.wait_until(lambda saved=saved: shipper.read_state().accepted == saved + 150, "all is saved")
+        times |= dict.fromkeys(tail.ids(range(saved, saved + 100)), 2)
+        times |= dict.fromkeys(tail.ids(range(saved + 100, saved + 150)), 1)
+        saved += 150
+    assert running.stop().returncode == 0
+    assert service.times_received() == times
+
+
+@pytest.mark.parametrize("command", ["backfill", "pipe"])
+def test_one_that_has_an_end_gives_up_when_the_state_stays_unwritable(
+    shipper: Shipper, fake: FakeService, sample: Sample, file: Path, disk: SmallDisk, command: str
+):
+    shipper.target = fake.target
+    fake.plan(OK, HANG)
+    arguments = [command, *([file] if command == "backfill" else []), "--summary", "json"]
+    settings = {**ORDERLY, "delivery.give_up_after_seconds": 0.5}
+    with file.open("rb") as stdin:
+        running = shipper.start(*arguments, settings=settings, stdin=stdin)
+        running.wait_until(lambda: shipper.read_state().accepted == 10, "the first batch is saved")
+        with no_room_for_state(running, disk):
+            fake.release()
+            result = running.finish()
+            assert shipper.read_state().accepted == 10
+    assert result.returncode == 4
+    assert "delivery.give_up_after_seconds" in result.stderr
+    assert str(shipper.state) in result.stderr
+    assert result.counts()[0] == sum(result.counts()[1:])
+    assert told(result, "delivery_paused")[0]["reason"] == "state_unwritable"
+    again = shipper.run(*arguments)
+    assert (again.returncode, again.counts()) == (0, (290, 290, 0, 0, 0))
+    assert set(fake.event_ids()) == set(sample.ids[:300])
+
+
+def test_a_start_without_any_room_is_told_and_the_next_one_has_lost_nothing(
+    shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
+):
+    """With a state that is new, and with one that was used."""
+    for start in (0, 300):
+        file = shipper.folder / f"{start}.ndjson"
+        file.write_bytes(b"".join(sample.lines[start : start + 300]))
+        disk.fill()
+        result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.5}, limit_s=10)
+        assert disk.free_bytes == 0
+        assert result.returncode in {1, 4}, result
+        assert str(shipper.state) in result.stderr
+        disk.free()
+        again = shipper.backfill(file)
+        assert (again.returncode, again.counts()) == (0, (300, 300, 0, 0, 0))
+    service.assert_holds_exactly(sample.ids[:600])
+
+
+def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
+    shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
+):
+    """The spool must not take the last bytes that the commit needs by which it would shrink."""
+    shipper.target = fake.target
+    fake.default = HANG
+    ids = sample.ids[:12_000]
+    file = shipper.folder / "long.ndjson"
+    file.write_bytes(b"".join(sample.lines[: len(ids)]))
+    disk.fill(leave_bytes=8 << 20)
+    with file.open("rb") as stdin:
+        settings = {**QUICK, "spool.segment_bytes": 500_000, "delivery.give_up_after_seconds": 5}
+        running = shipper.start("pipe", "--summary", "json", stdin=stdin, settings=settings)
+        running.wait_for("disk_full", limit_s=20)
+        assert 0 < os.lseek(stdin.fileno(), 0, os.SEEK_CUR) < file.stat().st_size, "all of it had room"
+        fake.default = OK
+        fake.release()
+        result = running.finish(limit_s=40)
+    assert (result.returncode, result.counts()[1]) == (0, len(ids)), result.stderr
+    assert Counter(fake.event_ids()) == Counter(ids)
+    assert spooled(shipper) == []
+
+
+@pytest.mark.parametrize("size_bytes", [6 << 20, 9 << 20])
+def test_a_small_disk_is_enough_for_a_pipe(shipper: Shipper, service: Service, sample: Sample, size_bytes: int):
+    """What is left to the state has to fit the disk, and the spool what is left then."""
+    with small_disk(shipper.state, size_bytes):
+        running = shipper.start(
+            "pipe",
+            "--summary",
+            "json",
+            stdin=subprocess.PIPE,
+            settings={"state.commit_interval_seconds": 0.05, "delivery.give_up_after_seconds": 10},
+        )
+        producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[:40_000])], daemon=True)
+        producer.start()
+        producer.join(60)
+        assert not producer.is_alive(), running.stderr
+        running.stdin.close()
+        result = running.finish(limit_s=60)
+        assert (result.returncode, result.counts()) == (0, (40_000, 40_000, 0, 0, 0))
+        assert spooled(shipper) == []
+    assert service.times_received() == dict.fromkeys(sample.ids[:40_000], 1)
+
+
+def test_a_disk_that_is_too_small_for_a_pipe_is_told_with_sizes(shipper: Shipper, sample: Sample):
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(sample.lines[0])
+    with small_disk(shipper.state, 2 << 20), file.open("rb") as stdin:
+        result = shipper.run("pipe", stdin=stdin)
+        assert result.returncode == 2, result.stderr
+        assert str(shipper.state) in result.stderr
+        assert "2,097,152" in result.stderr
+        assert "5,242,880" in result.stderr
+        assert os.lseek(stdin.fileno(), 0, os.SEEK_CUR) == 0, "it was read all the same"
+
+
+def test_a_pipe_that_finds_no_room_for_its_spool_gives_up(
+    shipper: Shipper, service: Service, sample: Sample, disk: SmallDisk
+):
+    ids = sample.ids[:3000]
+    file = shipper.folder / "long.ndjson"
+    file.write_bytes(b"".join(sample.lines[: len(ids)]))
+    disk.fill(leave_bytes=500_000)
+    with file.open("rb") as stdin:
+        settings = {**QUICK, "delivery.give_up_after_seconds": 0.5}
+        result = shipper.run("pipe", "--summary", "json", stdin=stdin, settings=settings, limit_s=15)
+        assert result.returncode == 4
+        assert "disk_full" in result.stderr
+        assert str(shipper.state) in result.stderr
+        disk.free()
+        # What was not read is still there, as it comes from a file.
+        again = shipper.run("pipe", "--summary", "json", stdin=stdin)
+    assert (again.returncode, again.counts()[0] + result.counts()[1]) == (0, len(ids))
+    service.assert_holds_exactly(ids)
+
+
+def test_a_pipe_whose_spool_has_no_room_reads_on_when_there_is_some(
+    shipper: Shipper, fake: FakeService, sample: Sample, disk: SmallDisk
+):
+    shipper.target = fake.target
+    fake.default = HANG
+    running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=QUICK)
+    running.stdin.write(b"".join(sample.lines[:100]))
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests, "it works")
+    disk.fill()
+    producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[100:10_000])], daemon=True)
+    producer.start()
+    running.wait_for("disk_full", limit_s=20)
+    assert disk.free_bytes == 0
+    assert not running.has_ended
+    assert producer.is_alive(), "all of it had room"
+    disk.free()
+    fake.default = OK
+    fake.release()
+    producer.join(20)
+    running.stdin.close()
+    result = running.finish(limit_s=40)
+    assert (result.returncode, result.counts()[:2]) == (0, (10_000, 10_000))
+    assert Counter(fake.event_ids()) == Counter(sample.ids[:10_000])
