@@ -27,6 +27,7 @@ from shipper.model.errors import ReportError
 from shipper.report.rows import Column, FlatTable, Value
 
 DELIMITERS: Final = (",", ";", "\t", "|")
+_PACKAGES: Final = {"parquet": ("polars", "Parquet"), "xlsx": ("xlsxwriter", "a workbook")}
 # "CSV Injection", OWASP. A spreadsheet may take other delimiters than ours, and skip quotes and what cannot be seen.
 # Whatever may stand before a formula is taken as a whole, so that the time is linear.
 _FORMULA_START: Final = re.compile(
@@ -95,7 +96,7 @@ def to_parquet(table: FlatTable) -> bytes:
     Raises:
         ReportError: polars is not installed, or a figure does not fit.
     """
-    polars = _required("polars", "Parquet")
+    polars = _required("parquet")
     columns = [list(values) for values in zip(*table.rows, strict=True)] or [[] for _ in table.columns]
     frame = polars.DataFrame(
         [_series(polars, column, values) for column, values in zip(table.columns, columns, strict=True)]
@@ -157,7 +158,7 @@ def to_xlsx(tables: Sequence[FlatTable], *, created: datetime, notice: str = "")
     Raises:
         ReportError: XlsxWriter is not installed, or a table or text is larger than a sheet or cell.
     """
-    xlsxwriter = _required("xlsxwriter", "a workbook")
+    xlsxwriter = _required("xlsx")
     out = io.BytesIO()
     workbook = xlsxwriter.Workbook(out, {"in_memory": True})  # otherwise names would lie in temporary files
     workbook.set_properties({"created": created.replace(tzinfo=None)})
@@ -246,18 +247,17 @@ def check_installed(form: str) -> None:
     Raises:
         ReportError: Its package is not installed.
     """
-    if form == "parquet":
-        _required("polars", "Parquet")
-    elif form == "xlsx":
-        _required("xlsxwriter", "a workbook")
+    if form in _PACKAGES:
+        _required(form)
 
 
-def _required(package: str, form: str) -> Any:
+def _required(form: str) -> Any:
     """Import a package of the extra `report`."""
+    package, name = _PACKAGES[form]
     try:
         return import_module(package)
     except ImportError:
-        raise ReportError(f"{form} needs {package}, which is not installed; run: {_way_to_install(package)}") from None
+        raise ReportError(f"{name} needs {package}, which is not installed; run: {_way_to_install(package)}") from None
 
 
 def _way_to_install(package: str) -> str:

@@ -23,11 +23,25 @@ _LETTERS: Final = 10  # the newest ones
 _Place = tuple[int, int]  # device and inode
 _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
 
-# The path as bytes: it need not be UTF-8.
-_COLUMNS: Final = (
-    "stream_id, CAST(path AS BLOB), device, inode, "
-    "size, checkpoint, compression, ended_size, ended_ns, updated_at, settled_until, is_gone"
-)
+
+class _Row(NamedTuple):
+    """A file as the table of streams has it."""
+
+    stream_id: int
+    path: bytes  # it need not be UTF-8
+    device: int
+    inode: int
+    size: int
+    checkpoint: int
+    compression: str
+    ended_size: int
+    ended_ns: int
+    updated_at: float
+    settled_until: float | None
+    is_gone: int
+
+
+_COLUMNS: Final = ", ".join(_Row._fields).replace("path", "CAST(path AS BLOB)")
 
 
 class Present(NamedTuple):
@@ -238,14 +252,13 @@ def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]
     there = {(each.device, each.inode): each for each in present}
     states = []
     folders: dict[str, dict[_Place, str]] = {}
-    for row in db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'"):
-        stream_id, path, device, inode, *others = row
-        path = os.fsdecode(path)
-        found = there.pop((device, inode), None)
-        now = (found.size, found.changed_ns) if found else _seen(path, (device, inode))
-        if now is None and inode:
-            now = _seen_beside(path, (device, inode), folders)
-        states.append(_stream_state(at, now, stream_id, found.path if found else shown(path), *others))
+    for row in map(_Row._make, db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'")):
+        path, place = os.fsdecode(row.path), (row.device, row.inode)
+        found = there.pop(place, None)
+        now = (found.size, found.changed_ns) if found else _seen(path, place)
+        if now is None and row.inode:
+            now = _seen_beside(path, place, folders)
+        states.append(_stream_state(row, found.path if found else shown(path), now, at))
     states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
     states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
     return states
@@ -271,37 +284,34 @@ def _seen_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]
     return _seen(folders[folder].get(place, ""), place)
 
 
-def _stream_state(
-    at: float,
-    now: _Seen | None,
-    stream_id: int,
-    path: str,
-    size: int,
-    checkpoint: int,
-    compression: str,
-    ended_size: int,
-    ended_ns: int,
-    updated_at: float,
-    settled_until: float | None,
-    is_gone: int,
-) -> StreamState:
+def _stream_state(row: _Row, path: str, now: _Seen | None, at: float) -> StreamState:
+    size, checkpoint, ended = row.size, row.checkpoint, (row.ended_size, row.ended_ns)
     size_now = now[0] if now else None
-    if compression:
+    if row.compression:
         # How much an archive holds is known once its end was reached; what was a plain file has a size from then.
-        has_ended = size_now in {None, ended_size} if ended_size >= 0 else checkpoint == size > 0
+        has_ended = size_now in {None, row.ended_size} if row.ended_size >= 0 else checkpoint == size > 0
         is_whole = has_ended and checkpoint >= size
     else:
         is_cut = size_now is not None and size_now < checkpoint
-        if size_now is not None and now != (ended_size, ended_ns):  # its content may end before NULs
+        if size_now is not None and now != ended:  # its content may end before NULs
             size, checkpoint = size_now, 0 if is_cut else checkpoint
         is_whole = checkpoint >= size and not is_cut  # a copy may hold what was there and was not read
     # What cannot be looked at may have grown before it went, or live on elsewhere; unless that was looked for in vain.
-    is_whole = is_whole and bool(now or is_gone)
+    is_whole = is_whole and bool(now or row.is_gone)
     size = max(size, checkpoint)
-    if settled_until is not None and settled_until > at:
-        settled_until = None  # by a clock that was put back since
-    until = at if is_whole else settled_until
-    return StreamState(stream_id, path, size, checkpoint, size - checkpoint, compression, updated_at, until)
+    until = row.settled_until
+    if until is not None and until > at:
+        until = None  # by a clock that was put back since
+    return StreamState(
+        stream_id=row.stream_id,
+        path=path,
+        size=size,
+        checkpoint=checkpoint,
+        lag_bytes=size - checkpoint,
+        compression=row.compression,
+        updated_at=row.updated_at,
+        delivered_until=at if is_whole else until,
+    )
 
 
 # Standard input ---------------------------------------------------------------------------------------------------
