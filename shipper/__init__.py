@@ -11,15 +11,15 @@ checkpoint. A crash may repeat a delivery, with the same EventId; it never loses
 
 Where to look; imports go down this list only, and the packages of one line do not import each other:
 
-    cli, library                           the commands; `Shipper`, for applications; the only clocks of the wall
-    pipeline, check                        the stages, wired and stopped; what `shipper check` looks at on the network
-    status                                 how things stand, in a snapshot; its words, logs, metrics, probes and page
+    cli, library                           the commands; `Shipper`; the only code that reads the wall clock
+    pipeline, check                        the stages, wired and stopped; the network checks of `shipper check`
+    status                                 a snapshot of the run; its wording, logs, metrics, probes and page
     report                                 the daily report, fetched through delivery, compared with the state's ledger
     sources, delivery, state, sandbox      the stages, and the service on loopback
     codec                                  rules, fast and slow path
     config                                 every key, where it may be written, and references to secrets
     system                                 the machine: permissions, programs, addresses and sockets, threads at work
-    model                                  the values that flow; they know nobody
+    model                                  the data types; they import nothing else
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shipper within an application: what `send` has taken stands in the spool, and is shipped from there."""
+"""The shipper within an application: `send` writes records to the spool, and they are shipped from there."""
 
 from __future__ import annotations
 

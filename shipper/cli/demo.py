@@ -1,4 +1,4 @@
-"""`shipper demo`: the whole way on one machine, with no configuration and no account."""
+"""`shipper demo`: ships samples to a sandbox in one process, without configuration or account."""
 
 from __future__ import annotations
 

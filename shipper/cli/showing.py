@@ -1,4 +1,4 @@
-"""What a shipper shows of itself while it runs: to systemd, at its admin address, and in its state directory."""
+"""Publishes the snapshots of a run: to systemd, at the admin address, and in the state directory."""
 
 from __future__ import annotations
 

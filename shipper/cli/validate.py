@@ -1,4 +1,4 @@
-"""`shipper validate`: the pipeline's own verdicts, with nothing sent and nothing saved."""
+"""`shipper validate`: applies the pipeline's own rules; sends and saves nothing."""
 
 from __future__ import annotations
 

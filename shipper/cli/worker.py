@@ -1,7 +1,7 @@
 """
 The process of a worker: `python -m shipper.cli.worker DESCRIPTOR`, started by `shipper backfill --workers`.
 
-The signals that a terminal or a service manager sends to every process are the starting process's business.
+Signals that a terminal or a service manager sends to every process are handled by the parent process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """
-The dedupe window: which EventIds are on their way, and which were accepted lately, also by earlier runs.
+The dedupe window: which EventIds are in flight, and which were accepted lately, also by earlier runs.
 
-An EventId is known by its key of 16 bytes. A million Python objects would take 100 MB, so the keys stand one behind
-the other in slots, in the order in which they were admitted, and a hash table of plain arrays finds them: 30 bytes
-each. What is done for every event is to look into one cell of the table, and to write it; the rest runs in C, for a
-piece at a time.
+An EventId is known by its key of 16 bytes. A million Python objects would take 100 MB, so the keys are stored one after
+the other in slots, in the order in which they were added, and a hash table of plain arrays finds them: 30 bytes
+each. Per event, one cell of the table is read and written; the rest runs in C, for a piece at a time.
 
-The cell of a key is made of its own bytes, which is cheap, and good for UUIDs of every version. Ids that are made so
-that they share a cell would cost more and more: once a cell has too many keys, cells are made of a hash that nobody
-can foresee.
+The cell of a key is computed from its own bytes, which is cheap, and works for UUIDs of every version. Ids that are
+constructed to share a cell would cost more and more: once a cell has too many keys, cells are computed from a keyed
+hash that nobody can predict.
 """
 
 from __future__ import annotations

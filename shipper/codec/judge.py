@@ -1,7 +1,7 @@
 """
 The judge: tells good records from bad ones, all at once if it can, and names the rule that a bad one breaks.
 
-Whatever way a record has come here, it meets the same decoder and the same column checks; so there is one verdict.
+Every record passes the same decoder and the same column checks, so the verdict does not depend on the path.
 """
 
 from __future__ import annotations

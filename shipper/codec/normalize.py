@@ -2,7 +2,7 @@
 Normalisation: writes what is unambiguous about a value in the wire form.
 
 A normaliser takes a column (one field of many records) and returns a column. It changes what it is sure of and leaves
-everything else as it is, however wrong: to judge is the rules' business. `ABSENT` stands for a field that is not there.
+everything else as it is, however wrong: the rules judge it. `ABSENT` means that the field is missing.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 From what a producer writes to the wire form: normalisation and what becomes of unknown fields.
 
 Records are decoded together and rewritten column by column. Whatever cannot be rewritten is passed on as it is: the
-rules judge all that leaves here, so rewriting can mend a record and never make a bad one pass.
+rules judge the result, so rewriting can correct a record and never lets a bad one pass.
 """
 
 from __future__ import annotations

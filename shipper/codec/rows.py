@@ -1,4 +1,4 @@
-"""Rows of CSV, read."""
+"""Parse rows of CSV."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """
-Where settings are written, and how what was written becomes the settings' types.
+Reads the layers of the settings, and converts the values to the settings' types.
 
-Two steps. `read_written` collects what stands in all layers by dotted key; a later layer replaces the whole value
+Two steps. `read_written` collects the values of all layers by dotted key; a later layer replaces the whole value
 of an earlier one, so that `{ env = … }` in the file and `{ file = … }` in the environment do not mix.
 `build` converts each value to the type of its field and names, for every error, the key and its source.
-Nothing here knows a single key: the Structs that are passed in say what exists.
+This module knows no key: the Structs that are passed in define them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-What can be written in the settings, seen from outside: keys, types, limits and descriptions, read off the Structs.
+The schema of the settings: keys, types, limits and descriptions, derived from the Structs.
 
-Errors, the commented file of `config init`, `config show` and `config schema` all speak from here, so that they cannot
+Errors, the commented file of `config init`, `config show` and `config schema` all use this module, so that they cannot
 disagree.
 """
 

@@ -1,8 +1,8 @@
 """
 The settings: every key with its type, bounds, default and description, and the rules between keys.
 
-`load_settings` is the way in: defaults < file < environment < `--set` < flags. What was written where is
-`shipper.config.load`' business, secrets are `shipper.config.secrets`'. The sections can also be built directly
+`load_settings` is the way in: defaults < file < environment < `--set` < flags. `shipper.config.load`
+reads the layers, `shipper.config.secrets` the secrets. The sections can also be built directly
 (`BatchSettings(max_events=10)`), but then only the rules between keys are checked, not the bounds.
 """
 

@@ -1,4 +1,4 @@
-"""What came back for a request, and what it says of the events that were sent: values."""
+"""Data types of an answer, and of what it says about the events that were sent."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Reads what an answer of success says of the events that were sent. Pure.
+Read what a 2xx answer says about the events that were sent. No I/O.
 
 The service documents no form of it, so the reading is a positive list: whatever could speak of failure has to be
 understood, and counts have to add up to the batch; otherwise `Results.unclear` names what was not understood.

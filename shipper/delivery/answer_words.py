@@ -1,5 +1,5 @@
 """
-The words and entries of answers: what a name, a status, a text or an object says, and which event it is about. Pure.
+The words and entries of answers: what a name, a status, a text or an object says, and which event it is about. No I/O.
 
 No answers are documented, so names are recognised by their parts: `FailedRecordCount`, `failed_records` and
 `numFailed` all speak of refusals. A name that says nothing of the outcome, such as an id, a time or a link, is

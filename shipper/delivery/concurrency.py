@@ -2,9 +2,9 @@
 How many requests may be in flight: a fixed number, or as many as the service shows that it copes with.
 
 Source:
-    One more per round trip if all were used, a tenth less on congestion: Vector's adaptive request concurrency. Latency
-    is judged against that without a queue: TCP Vegas. But where it varies, the least one (Netflix's VegasLimit) is far
-    below the usual, and a long average (Gradient2Limit) learns our own queue. So it is measured, in doubt, with half as
+    One more per round trip if all were used, a tenth less on congestion: Vector's adaptive request concurrency. Compare
+    latency with the latency without queueing (as TCP Vegas). The minimum (Netflix's VegasLimit) is too low where
+    latency varies; a long average (Gradient2Limit) includes our own queue. So, in doubt, it is measured with half as
     many in flight. The numbers were chosen with `python -m tests.model.service_simulation`.
 """
 

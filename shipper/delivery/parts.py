@@ -1,4 +1,4 @@
-"""Splits batches, and merges what is left of them; an event keeps exactly the bytes that were sent. Pure."""
+"""Splits batches, and merges what is left of them; an event keeps exactly the bytes that were sent. No I/O."""
 
 from __future__ import annotations
 

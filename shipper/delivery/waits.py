@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: as long as the service asks for, or a backoff of our own. Pure."""
+"""How long to wait before the next attempt: as long as the service asks for, or a backoff of our own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
-How records lie in an input: one JSON object a line, rows of CSV, or elements of a JSON array.
+How records are separated in an input: one JSON object a line, rows of CSV, or elements of a JSON array.
 
-Framing looks at bytes only; what a record means is the codec's business. The start of a chunk always is a place between
+Framing looks at bytes only; the codec reads the records. The start of a chunk always is a place between
 two records, so a framing carries no state from one chunk to the next.
 """
 

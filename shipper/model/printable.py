@@ -1,5 +1,5 @@
 """
-Text from outside, as people may see it: the one place that decides what of it reaches a terminal or a page. Pure.
+Makes text from outside printable: the only place that decides which characters reach a terminal or a page. No I/O.
 
 A text of a record, an answer, a report or a file's name may hold escapes that a terminal obeys, marks that turn text
 around, line ends that make up lines of their own, and halves of surrogate pairs, which cannot be encoded.

@@ -1,5 +1,5 @@
 """
-The service's documents, field by field, as they stand on the wire.
+The service's documents, field by field, in the wire form.
 
 The types carry every rule that can be checked while decoding; what needs more than one look at a value
 (the IP, BTag, EventId and Timestamp forms) is checked column by column in `codec.rules`.

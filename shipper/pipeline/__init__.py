@@ -1,15 +1,15 @@
 """
-The pipeline: wires the stages, stops them, and tells what became of the records.
+The pipeline: wires the stages, stops them, and reports what became of the records.
 
-    pipeline    the flow from the source to the service, and the ladder of a stop
-    middle      what stands between the source and the settlement: `in_process`, or `in_workers`
-    worker      one of several processes; `channel` is what it says to the one that started it
+    pipeline    the flow from the source to the service, and how a stop escalates
+    middle      the stages between the source and the settlement: `in_process`, or `in_workers`
+    worker      one of several processes; `channel`: messages between a worker and its parent process
     packer      from chunks to batches
-    brake       notices an input that is unlike records, or a clock that is behind; `hold` waits until that is over
+    brake       detects an input that is refused almost entirely, or a clock that is behind; `hold` pauses the input
     batching    when a batch closes
-    settlement  the last stage: what is settled, and saves it; whether more may be begun
-    acks        up to where each input is settled without a gap
-    observer    what can be seen of it: a snapshot every second, a line in the log every half minute
+    settlement  the last stage: notes what is settled, and saves it; decides whether more may be read
+    acks        how far each input is settled without a gap
+    observer    a snapshot every second, a line in the log every half minute
     reload      which settings can change while it runs
     summary     what a run did
 """

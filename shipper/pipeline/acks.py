@@ -1,5 +1,5 @@
 """
-Which spans are settled, and how far each stream is settled without a gap. Pure bookkeeping: no I/O, no await.
+Which spans are settled, and how far each stream is settled without a gap. No I/O, no await.
 
 A later success never hides an earlier open end: the watermark of a stream is the end of its contiguous settled
 prefix, and only what lies before it is handed to the store.

@@ -1,8 +1,8 @@
 """
 When a batch closes and what goes into it: pure policy, no I/O, no clock.
 
-A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch; the others
-are not held up by it. What has the EventId of an event whose answer is not there waits for that answer.
+A batch holds each EventId once and, by default, each ConsumerID once. A second one waits for a later batch, without
+delaying the others. A record that repeats the EventId of a request in flight waits for its answer.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Batcher:
 
     Args:
         max_events: Events in one request, at least 1; may be changed.
-        max_bytes: Bytes of one body as sent; a record alone always fits, as the settings see to.
+        max_bytes: Bytes of one body as sent; a single record always fits; the settings are checked for it.
         linger_s: Longest wait of the batch's first event, seconds.
-        unique_consumers: Whether a ConsumerID may stand only once in a batch.
+        unique_consumers: Whether a batch may hold each ConsumerID only once.
     """
 
     def __init__(self, *, max_events: int, max_bytes: int, linger_s: float, unique_consumers: bool = True) -> None:

@@ -1,8 +1,9 @@
 """
-The brake: notices when nearly all of an input is refused for one cause, before it fills the dead letters. Pure.
+Detect an input that is refused almost entirely for one reason, before it fills the dead letters. No I/O.
 
-There are two such causes. An input may be unlike records altogether: another program's log, wrong column names. Or this
-machine's clock is behind, so that good records seem to come from the future; `hold` asks the service for the time.
+There are two such reasons. An input may contain something else than records: another program's log, wrong column
+names. Or this machine's clock is behind, so that good records seem to come from the future; `hold` asks the service for
+the time.
 """
 
 from __future__ import annotations

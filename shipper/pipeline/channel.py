@@ -1,4 +1,4 @@
-"""What the process of a pipeline and those of its workers say to each other, over a pair of sockets."""
+"""Messages between a worker and its parent process, over a pair of sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LostError(Exception):
 
 class Begin(Struct, frozen=True):
     """
-    To a worker, first of all.
+    First message to a worker.
 
     Attributes:
         worker: Which one it is, from 1.
@@ -39,7 +39,7 @@ class Begin(Struct, frozen=True):
 
 
 class Work(Struct, frozen=True, kw_only=True):
-    """To a worker: a chunk, its bytes beside it. There, `number` is its stream; so what comes back names it."""
+    """To a worker: a chunk, its bytes beside it. The worker uses `number` as its stream id, and reports name it."""
 
     number: int
     kind: StreamKind
@@ -52,15 +52,15 @@ class Work(Struct, frozen=True, kw_only=True):
 
 
 class End(Struct, frozen=True):
-    """To a worker: there is no more."""
+    """To a worker: there are no more chunks."""
 
 
 class Heeds(Struct, frozen=True):
-    """From a worker, first of all: from now on it heeds the signal to hurry, which would have ended it before."""
+    """First message from a worker: its signal handler is installed."""
 
 
 class Ready(Struct, frozen=True):
-    """From a worker: it has taken a chunk in, and there is room for another one."""
+    """From a worker: it has taken a chunk, and there is room for another one."""
 
 
 class Report(Struct, frozen=True):
@@ -69,8 +69,8 @@ class Report(Struct, frozen=True):
 
     Attributes:
         settled: How far its chunks are settled without a gap, and what became of the records.
-        pending: Records that it has read, and that stand in no report yet.
-        live: How it stands.
+        pending: Records that it has read and not reported yet.
+        live: Its latest snapshot.
     """
 
     settled: list[Checkpoint]
@@ -79,7 +79,7 @@ class Report(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """From a worker, last of all, with what went wrong, if anything did."""
+    """Last message from a worker, with its error, if there was one."""
 
     error: ShipperError | None = None
 
@@ -95,7 +95,7 @@ class Channel:
     async def send(self, value: object, data: bytes = b"") -> None:
         """
         Raises:
-            LostError: Nobody takes it.
+            LostError: The other process has gone.
         """
         message = pickle.dumps(value)
         try:
@@ -108,10 +108,10 @@ class Channel:
 
     async def receive(self) -> tuple[Any, bytes]:
         """
-        Wait for the next message; both ends are processes of one program, so it is taken for what it is.
+        Wait for the next message; both ends are this program, so unpickling is safe.
 
         Raises:
-            LostError: There are no more.
+            LostError: The other process has gone.
         """
         try:
             length, data_length = _HEAD.unpack(await self._received.receive_exactly(_HEAD.size))
@@ -125,7 +125,7 @@ class Channel:
         """
         Discard what still comes until the other process closes its end.
 
-        Had this end been closed first, the other one would fail to send, and would not read what was said last.
+        If this end were closed first, the other process would fail to send, and would not read the last messages.
         """
         with suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
             while True:

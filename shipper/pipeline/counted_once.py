@@ -1,4 +1,4 @@
-"""An EventId that two workers got accepted, as both had it on its way, is counted once."""
+"""Count an EventId once if two workers delivered it at the same time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CountedOnce:
     """
     Knows the EventIds that any worker of a run got accepted.
 
-    Each worker knows those of earlier runs and its own, so what it reports is new, but for what another one had at the
-    same time.
+    Each worker knows those of earlier runs and its own, so an EventId that it reports repeats only if another worker
+    delivered it at the same time.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -1,8 +1,8 @@
 """
-Erasing what is kept of one consumer: dead letters, and records in the spool that were not delivered yet.
+Erase what is kept of one consumer: dead letters, and records in the spool that were not delivered yet.
 
-Whose a record is, its own ConsumerID tells, read as the records of that input are: by its framing, then the mapping.
-What cannot be read and holds the number is named and left as it is: it may be anybody's.
+A record belongs to the consumer named by its ConsumerID, read with that input's framing and mapping. A record that
+contains the number and cannot be read is reported and left as it is: it may belong to somebody else.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Holds the input back while it, or this machine's clock, is not to be believed; ends a one-shot run instead."""
+"""Pause input that looks wrong, or while this machine's clock is wrong. In a one-shot run, end it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Halt(NamedTuple):
     Attributes:
         reason: A key of `pauses.ADVICE`.
         message: What happened, for a person.
-        way_out: What to do if the run ends for it.
+        way_out: What to do if the run ends because of it.
         is_final: Waiting alone changes nothing.
         is_set_up_fault: Somebody has to put something right.
     """
@@ -92,14 +92,14 @@ class Hold:
         return [Pause(self._halt.reason, self._halt.message, advice, since, gives_up_at=ends_at)]
 
     def reconfigure(self, settings: Settings) -> None:
-        """Look again at what is held back, by other settings."""
+        """Apply changed settings, and check again what is held back."""
         self._settings = settings
         self._changed.set()
 
     # Why -----------------------------------------------------------------------------------------------------------
 
     def unlike(self, stream: Stream, mistakes: Mistakes) -> Halt:
-        """Return what to say of an input that is unlike records."""
+        """Return the halt for an input that is refused almost entirely."""
         path = shown(stream.path)
         where = f"of {path}" if mistakes.is_of_one else f"of several inputs, the last of them {path},"
         message = (
@@ -135,7 +135,7 @@ class Hold:
     # Waiting -------------------------------------------------------------------------------------------------------
 
     async def wait(self, halt: Halt) -> None:
-        """Wait until it makes sense to look again, or have the rest of the input left alone if it never will."""
+        """Wait until a new check makes sense, or skip the rest of the input if it never will."""
         if self._halt is None or self._halt.reason != halt.reason:
             self._since = anyio.current_time()
             log.warning("delivery_paused", reason=halt.reason, message=halt.message)

@@ -108,7 +108,7 @@ class InProcess:
                         flow.start_soon(self._settlement.run, settled_rx.clone())
                     side.cancel_scope.cancel()
             finally:
-                self._settlement.settle_all(settled_rx)  # had the rest been cut off, some may have come after that
+                self._settlement.settle_all(settled_rx)  # after a cancellation, answers may still be queued
 
     @property
     def is_stuck(self) -> bool:
@@ -119,7 +119,7 @@ class InProcess:
 
     async def reconfigure(self, settings: Settings) -> None:
         """
-        Take over settings that were read again, or nothing of them.
+        Apply settings that were read again: all of them, or none.
 
         Raises:
             ConfigError: A secret, certificate or key cannot be used.

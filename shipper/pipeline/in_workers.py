@@ -1,8 +1,8 @@
 """
 The middle of a pipeline, in processes of its own, one for each core.
 
-Reading, settlement and the state stay in this process; a chunk goes to a worker as it was read, and what became of its
-records comes back. Until then it is kept here: should the worker be lost, the next one does the rest of its work.
+Reading, settlement and the state stay in this process; a worker gets each chunk as it was read and reports what
+became of its records. Until then the chunk is kept here: if the worker is lost, the next one does the rest of its work.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands between the source and the settlement, seen from the pipeline."""
+"""The stages between the source and the settlement, seen from the pipeline."""
 
 from __future__ import annotations
 

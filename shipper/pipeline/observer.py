@@ -1,4 +1,4 @@
-"""What can be seen of a pipeline: a snapshot every second, and a line in the log every half minute."""
+"""Observes a pipeline: a snapshot every second, and a line in the log every half minute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every run begins with: the state directory is taken, the store opened, and the spool, if it is needed."""
+"""Lock the state directory; open store and spool."""
 
 from __future__ import annotations
 

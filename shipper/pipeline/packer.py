@@ -1,4 +1,4 @@
-"""From chunks to batches: what is read is validated, packed, and counted as open."""
+"""From chunks to batches: validates records, packs them, and opens their spans."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Packer:
         return f"<Packer {self._batcher!r}>"
 
     def reconfigure(self, settings: Settings) -> None:
-        """Take over what may change; by other rules, what was refused by the old ones counts no more."""
+        """Apply changed settings; with new rules, reset the count of mistakes."""
         self._batcher.max_events = _events_per_batch(settings)
         if settings.records == self._records:
             return

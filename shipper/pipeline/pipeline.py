@@ -1,9 +1,9 @@
 """
-The flow from a source to the service, and the ladder of a stop.
+The flow from a source to the service, and how a stop escalates.
 
-Stages end because their input ended: each owns its stream ends, and closing them is the only signal downstream. A stop
-is a ladder: the first signal ends reading and gives the rest a deadline; the deadline or a second signal cuts the rest
-off. What was settled by then is saved in any case.
+Stages end because their input ended: each stage owns its end of its streams and ends the next one by closing it. A
+stop escalates: the first signal ends reading and sets a deadline for the rest; the deadline or a second signal cancels
+the rest. What was settled by then is saved in any case.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Source(Protocol):
         """Send chunks, those of one stream in order, until there are no more or a cancellation comes."""
 
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Take over checkpoints that are on disk now; nobody else moves those of its streams."""
+        """Apply checkpoints that are on disk now; only the source moves those of its streams."""
 
     def backlog(self) -> Backlog:
         """Return the backlog; cheap, as it is called every second."""
@@ -93,7 +93,7 @@ class Pipeline:
         publish: Called with a snapshot every second.
         reloading: What SIGHUP leads to.
         workers: Processes that do the work, of a one-shot run; None = this one does.
-        suspects: By input, where records are that kept an earlier process from coming to an end.
+        suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
         gave_up: Why the run was given up; None if it was not.
@@ -185,7 +185,7 @@ class Pipeline:
         Ship until the source ends or a signal stops it.
 
         Args:
-            signals: Gives SIGTERM, SIGINT and SIGHUP while it is entered; None = they are somebody else's.
+            signals: Gives SIGTERM, SIGINT and SIGHUP while it is entered; None = the caller handles them.
         Raises:
             StateError: The state store cannot be written; nothing is lost.
         """
@@ -268,7 +268,7 @@ class Pipeline:
             self._end_reading()
 
     def hurry(self) -> None:
-        """Wait for nothing that can be done without; for who stops by ending the input."""
+        """Skip backoffs. Also for callers that stop by closing the input."""
         self._middle.hurry()
 
     def abort(self, *, cause: str) -> None:
@@ -292,7 +292,7 @@ class Pipeline:
                     return
 
     async def _abort_once_stuck(self) -> None:
-        """End a drain that somebody sits and waits for as soon as nothing comes of it."""
+        """Abort a drain that a person waits for as soon as it makes no progress."""
         while True:
             if self._middle.is_stuck:
                 break
@@ -300,7 +300,7 @@ class Pipeline:
         self.abort(cause="delivery pauses, and nothing is in flight")
 
     async def _read_until_idle(self) -> None:
-        """Once it stops, go on reading until nothing new has come for a while; or until time grows short."""
+        """After a stop, go on reading until no new input arrives, or most of the drain's time is used."""
         await self._draining.wait()
         delivery = self._settings.delivery
         last_call = self._stopped_at + delivery.drain_timeout_seconds * _READING_SHARE
@@ -323,7 +323,7 @@ class Pipeline:
         self._reading.cancel()
 
     async def _reload(self) -> None:
-        """Take over settings that were read again, all that can change or, if anything is wrong, nothing."""
+        """Apply settings that were read again: all that can change or, if anything is wrong, none."""
         if self._reloading is None:
             return
         async with self._reload_turn:
@@ -338,7 +338,7 @@ class Pipeline:
                 self._reloading.end()
 
     async def _take_over(self, reloading: Reloading) -> None:
-        # What reads may hang, as on a file system that is away; a stop need not wait for it.
+        # Reading may hang, as on an unreachable file system; a stop need not wait for it.
         new = await run_sync(reloading.read, abandon_on_cancel=True)
         reload = reloaded(self._settings, new)
         assert isinstance(self._middle, InProcess)

@@ -1,9 +1,9 @@
 """
-The last stage: what became of the records, and how far each input is settled and saved.
+The last stage: counts what became of the records, and saves how far each input is settled.
 
 The senders put what each answer settles into a stream. From that, and from what the packer finds out by itself, the
 acks derive up to where each input is settled without a gap; a task saves it, once in each interval, and the source gets
-the checkpoints that are on disk. The packer looks here for room and for answers.
+the checkpoints that are on disk. The packer waits here for room and for answers.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Obstacle(NamedTuple):
 class Settlement:
     """
     Args:
-        window: Of the EventIds in flight and accepted; the packer's codec asks it.
+        window: The EventIds in flight and accepted; also used by the packer's codec.
         on_saved: Called with the checkpoints that are on disk now.
         give_up_after_s: How long to wait for the store to take what is settled; None = for ever.
         wall_time: Seconds since the epoch.
@@ -172,7 +172,7 @@ class Settlement:
             self.ending.set()
 
     def end_reading(self) -> None:
-        """Nothing more is read; who waits for room need not do so any longer."""
+        """Note that nothing more is read; end waits for room."""
         self.stopping.set()
         self._tell_progress()
 
@@ -320,15 +320,15 @@ class Settlement:
             self._lose_patience()
 
     def end_by(self, deadline: float) -> None:
-        """Wait no longer than that for a save, on the event loop's clock: a stop does not hang on a disk that does."""
+        """Set the deadline for saving, so that a hanging disk cannot block a stop."""
         self._ends_at = self._saving.deadline = deadline
 
     async def save(self) -> None:
         """
-        Save what is settled without a gap; shielded, as a transaction that was begun must be accounted for.
+        Save the gapless part. Shielded from cancellation: a started transaction must be finished and counted.
 
         Raises:
-            StateError: The state store cannot be written, or does not come to an end with it in time.
+            StateError: The state store cannot be written, or not in time.
         """
         taken = self.acks.take()
         self._unsaved += taken

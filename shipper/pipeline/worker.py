@@ -1,7 +1,5 @@
 """
-A worker: a pipeline whose source is another process's reading, and whose store is that process.
-
-So it has all that a pipeline has, and owns nothing that would have to outlive it.
+A worker process: gets chunks from the parent, reports settled checkpoints to it, keeps no state.
 """
 
 from __future__ import annotations
@@ -37,12 +35,12 @@ async def work(
     Ship the chunks that come, until there are no more.
 
     Args:
-        connection: To the process that gives the work.
-        signals: Each is the request to hurry, as a stop was asked for.
+        connection: To the parent process.
+        signals: Each means that a stop was requested, so backoffs are skipped.
         set_up: Called with which worker this is, and its settings.
         wall_time: Seconds since the epoch.
     Raises:
-        LostError: That process has gone.
+        LostError: The parent process has gone.
     """
     async with await SocketStream.from_socket(connection) as stream:
         channel = Channel(stream)
@@ -114,7 +112,7 @@ async def _listen(channel: Channel, arrived_tx: MemoryObjectSendStream[Chunk | N
 
 
 class _Received:
-    """The source: chunks as they arrive; nothing of the state of an input is known here."""
+    """The source: chunks as they arrive, without the state of their input."""
 
     def __init__(self, arrived_rx: MemoryObjectReceiveStream[Chunk | None], channel: Channel) -> None:
         self._arrived_rx = arrived_rx
@@ -135,7 +133,7 @@ class _Received:
 
 
 class _Reports:
-    """The store: what is settled is told to the process that has the real one."""
+    """The store: reports what is settled to the parent process, which has the real store."""
 
     def __init__(self, channel: Channel, settings: Settings) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""What a report says, as a hash: the same for two answers that differ only in what each request gets anew."""
+"""Hashes the content of a report: the same for two answers that differ only in ids and times of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The days of a time zone, put together of the ledger's hours, which are those of UTC."""
+"""The days of a time zone, put together from the ledger's hours, which are hours of UTC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the service's answer becomes a report: typed, its figures exact, and what this program does not know listed."""
+"""Parses the service's answer into a report: typed, figures exact, unknown fields listed."""
 
 from __future__ import annotations
 

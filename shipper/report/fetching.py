@@ -1,5 +1,5 @@
 """
-Many reports at once, of several accounts and periods: one that cannot be had is named, and the others are there.
+Many reports at once, of several accounts and periods: those that cannot be fetched are listed.
 
     parts = parts_of([1001, 1002], date(2026, 10, 1), date(2026, 12, 31), "month")
     async with ReportClient(…, concurrency=8) as client:

@@ -1,8 +1,8 @@
 """
 The history of reports: every version of a period that was fetched, so that a restatement can be shown.
 
-It has a database of its own in the state directory, beside that of the records and outside its lock: reports are
-fetched while a sidecar runs, also by several processes at once.
+It has its own database in the state directory, outside the directory's lock: reports are fetched while a sidecar
+runs, also by several processes at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The database of the report history: how its file is made and opened, beside other processes that do the same."""
+"""Creates and opens the database of the report history, also while other processes do the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a file when everything in it is settled: it is kept, deleted or moved away."""
+"""Completes settled files: keeps, deletes or moves them."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Patterns:
         self.matches = matches
 
     def unmatched(self) -> dict[str, str]:
-        """Return the patterns that gave no file at the last look, with that in words; or were not looked at."""
+        """Return patterns without a match, or that were skipped, each with a message."""
         nothing = {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
         return self._aside | nothing
 

@@ -1,10 +1,10 @@
 """
-Which file is which stream, wherever it has gone.
+Recognise inputs again after renaming, rotation, compression or copying.
 
 Device and inode are the key while they last; the head and the marker before the checkpoint confirm it. A file at
 another place is taken for a stream by these bytes alone, if the stream has lost its place: the copy that copytruncate
-made, a rotated file that was compressed, a file that was moved to another disk. A copy of a stream that is still in its
-place may be about to take over from it, so that one waits before it calls it a file of its own.
+made, a rotated file that was compressed, a file that was moved to another disk. A copy of a file that still exists may
+be about to replace it, so wait before treating it as a new input.
 """
 
 from __future__ import annotations

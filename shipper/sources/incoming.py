@@ -1,4 +1,4 @@
-"""What comes in on standard input, brought into a form that can be kept in segments and read from each of them."""
+"""Frame standard input so that each segment can be read on its own."""
 
 from __future__ import annotations
 

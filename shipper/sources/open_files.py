@@ -1,4 +1,4 @@
-"""The files that are followed and held open, and the reading of what is new in them."""
+"""The followed files that are open, and how new data is read from them."""
 
 from __future__ import annotations
 

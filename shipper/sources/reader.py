@@ -1,4 +1,4 @@
-"""One open input: cuts it into chunks of whole lines, and proves that it is the input that it was."""
+"""One open input: cuts it into chunks of whole lines, and checks that it is still the same input."""
 
 from __future__ import annotations
 

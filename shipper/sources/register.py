@@ -1,4 +1,4 @@
-"""What sources have to have remembered about their inputs, beside the checkpoints."""
+"""What sources save about inputs besides checkpoints."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """
-Sending dead letters once more: a source like any other, whose streams are the letters one behind the other.
+Send dead letters once more: a source like any other, whose streams are the letters one after the other.
 
-A stream of it is never saved: where it stands tells which letters are settled, and those are deleted, or get the new
-reason, by the store in the transaction that counts them. So after a crash the letters that are left are what is left
-to do.
+A replay saves no checkpoint: its offset tells which letters are settled. The store deletes those, or updates their
+reason, in the transaction that counts them. So after a crash, the letters that are left are what is left to do.
 """
 
 from __future__ import annotations

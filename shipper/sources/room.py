@@ -1,4 +1,4 @@
-"""Room on a disk that is kept for bytes before they are read, so that nothing is read that has no place."""
+"""Reserve disk space before reading, so that nothing is read that cannot be stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class NoRoomError(Exception):
 
 
 def left_for_state(directory: Path) -> int:
-    """Return how many bytes of a disk are left to the state: it needs a little room to let the spool shrink."""
+    """Return how many bytes of a disk are reserved for the state, which needs a little room to let the spool shrink."""
     disk = os.statvfs(directory)
     size = disk.f_blocks * disk.f_frsize
     return min(_STATE_BYTES, max(size // 4, min(_STATE_BYTES_LEAST, size // 2)))

@@ -1,8 +1,8 @@
 """
 The files of the spool: lines as they came, or rows of CSV behind their header. All calls block.
 
-A segment is named after its stream id. From the moment that it is written it is a file like any other, with offsets
-and a checkpoint, so a crash loses nothing of it. It is deleted when its checkpoint has passed its end.
+A segment is named after its stream id. Once written, it is a file like any other, with offsets and a checkpoint, so
+a crash loses nothing of it. It is deleted when its checkpoint has passed its end.
 """
 
 from __future__ import annotations

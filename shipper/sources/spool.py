@@ -1,8 +1,8 @@
 """
-What can be read only once, made rewindable: it is appended to segments in the state directory, and shipped from there.
+Makes input that can be read only once rewindable: appends it to segments in the state directory, shipped from there.
 
-An `Input` gives it: standard input, or the application that embeds the shipper. What it gave is in a file before
-anything else happens to it, so a crash loses nothing that was read.
+An `Input` is standard input, or the application that embeds the shipper. Its data is written to a file before
+anything else, so a crash loses nothing that was read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files that are followed as they grow: when to look, and what wakes it."""
+"""Follows files as they grow: when to look, and what wakes it."""
 
 from __future__ import annotations
 

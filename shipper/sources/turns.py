@@ -1,4 +1,4 @@
-"""Calls that block, in threads, which a stop waits for only if they come to an end."""
+"""Run blocking calls in a thread; a stop does not wait for one that hangs."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What is known of delivery: acknowledgements in memory, checkpoints and dead letters on disk."""
+"""What is saved on disk: checkpoints, dead letters, totals, ledger."""

@@ -1,8 +1,8 @@
 """
-Under what the ledger counts an AffiliateID: an identifier as it came, anything else under a keyed hash.
+The ledger's key of an AffiliateID: an identifier as it came, anything else as a keyed hash.
 
-An AffiliateID is free text, so it may be somebody's name or address. Without the key, which is in a file of its own
-beside the database, nobody can find out which text a hash was made of, not even by trying all of them.
+An AffiliateID is free text, so it may be somebody's name or address. Without the key, which is in its own file
+beside the database, nobody can find the text of a hash, not even by trying all texts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What was accepted, by what the platform's report counts it by: hour, brand, affiliate and media.
+Counts of accepted records, by the dimensions of the platform's report: hour, brand, affiliate and media.
 
 Counts that recur are added up in place, in the table `ledger`. Where nearly each event has a key of its own, that
 table would grow with the input and cost a random access for each event; so such counts are appended, those of a save

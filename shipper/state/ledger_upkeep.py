@@ -1,4 +1,4 @@
-"""What is changed in the ledger afterwards: names of affiliates, and hours that are past the retention."""
+"""Later changes to the ledger: erases affiliates, and expires hours past the retention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at the dead letters: which there are, and what stands in them. Nothing here writes."""
+"""Reads the dead letters. Nothing here writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all SQLite databases of shipper have in common: opening, the check of the schema, transactions, errors."""
+"""Common to all SQLite databases of shipper: opening, schema check, transactions, errors."""
 
 from __future__ import annotations
 

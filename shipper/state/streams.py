@@ -1,5 +1,5 @@
 """
-What is known of inputs: how to know each again, how far it is settled, and what of it could not be reached any more.
+What is saved of inputs: how to recognise each again, how far it is settled, and which part became unreachable.
 """
 
 from __future__ import annotations

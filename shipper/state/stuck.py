@@ -1,9 +1,9 @@
 """
 Where processes got stuck, remembered from one start to the next, so that no place stops all of them.
 
-What took longer than `admin.stuck_seconds` is kept in `stuck.json`, with the number of starts. A loop in C may hold
-the interpreter's lock, so that no other thread can say so; for this case what is at work is noted before, in `at-work`,
-and `faulthandler`, which needs no lock, leaves a traceback. The next start finds both.
+Pieces of work that took longer than `admin.stuck_seconds` are kept in `stuck.json`, with the number of starts. A loop
+in C may hold the interpreter's lock, so that no other thread can report it; for this case each piece is noted in
+`at-work` before it begins, and `faulthandler`, which needs no lock, writes a traceback. The next start finds both.
 """
 
 from __future__ import annotations

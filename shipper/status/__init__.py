@@ -1,1 +1,1 @@
-"""How things stand: the snapshot of a running shipper, what is read of the state, and the words for both."""
+"""The status of a run: the snapshot of a running shipper, what is read from the state, and the wording of both."""

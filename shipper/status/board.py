@@ -1,4 +1,4 @@
-"""Where the snapshots of a shipper are put up, for readers in other threads."""
+"""Holds the latest snapshots, for readers in other threads."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """
-What a running shipper says of itself: one snapshot, of which logs, metrics, the status page and `shipper status` are
-renderings.
+The snapshot of a running shipper; logs, metrics, the status page and `shipper status` render it.
 
 It is made once a second by the event loop that ships, and kept in the state directory as `live.json`, so that it can
 be read without asking the process, and after its end.

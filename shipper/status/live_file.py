@@ -1,4 +1,4 @@
-"""The latest snapshot of a shipper, in its state directory: to be read beside it, and after its end."""
+"""The latest snapshot, as a file in the state directory: readable by other processes, and after the end."""
 
 from __future__ import annotations
 

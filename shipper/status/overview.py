@@ -1,4 +1,4 @@
-"""What a state directory says, read beside a shipper that runs, or without one. Nothing here writes."""
+"""Reads a state directory, whether a shipper is running or not. Nothing here writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a shipper stands at one moment: what the process says, what its state says, and what is seen of the inputs."""
+"""The status at one moment: from the process, from its state, and from the inputs."""
 
 from __future__ import annotations
 

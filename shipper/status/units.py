@@ -1,4 +1,4 @@
-"""Moments, sizes and counts for people."""
+"""Formats moments, sizes and counts for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices from outside when a stage does not come to an end with a piece of work, or the event loop stands still."""
+"""Detects, from another thread, a stage that does not finish a piece of work, or an event loop that is blocked."""
 
 from __future__ import annotations
 

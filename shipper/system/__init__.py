@@ -1,1 +1,1 @@
-"""What the process asks of its machine: permissions, programs, addresses and sockets, memory, threads at work."""
+"""The machine and the operating system: permissions, programs, addresses and sockets, memory, threads at work."""

@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, where the C library is glibc; elsewhere nothing of this happens."""
+"""Returns freed memory to the system, where the C library is glibc; elsewhere does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What keeps this process from a file, in words: whose it is, its mode, and who asks; or that it is no file."""
+"""Explains why this process cannot use a file: its owner, its mode, and our user; or that it is no file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 Programs that settings and options name: each runs in a process group of its own, with a small environment.
 
-The environment of shipper may hold every secret there is; a program gets what it needs to be found and to speak.
+The environment of shipper may hold secrets; a program gets only a few variables, such as PATH, HOME and the locale.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-What each thread is at work on, so that others see when one does not come to an end.
+Records what each thread works on, so that others can see when one does not finish.
 
-A stage names a piece before it begins with it: some bytes to be read, records to be validated, a transaction. Waiting
-for the service, for room, or for something to read is no work. No clock is read here; `Watch` looks from outside.
+A stage registers a piece of work before it begins: some bytes to be read, records to be validated, a transaction.
+Waiting for the service, for room, or for something to read is not work. `Watch` reads the clock, outside.
 """
 
 from __future__ import annotations

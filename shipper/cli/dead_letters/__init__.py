@@ -1,4 +1,4 @@
-"""`shipper dead-letters list|show|export|replay|purge`: what becomes of the records that were refused."""
+"""`shipper dead-letters list|show|export|replay|purge`: look at refused records, send them again, or delete them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shipper dead-letters list|show|export`: what was refused, in short, in full, and as it came."""
+"""`shipper dead-letters list|show|export`: refused records as a table, in full, and as they were read."""
 
 from __future__ import annotations
 

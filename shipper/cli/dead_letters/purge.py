@@ -1,4 +1,4 @@
-"""`shipper dead-letters purge`: deleted for good, or all that is kept of a consumer erased."""
+"""`shipper dead-letters purge`: deletes dead letters for good, or erases all that is kept of a consumer."""
 
 from __future__ import annotations
 

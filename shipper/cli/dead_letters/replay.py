@@ -1,4 +1,4 @@
-"""`shipper dead-letters replay`: sent once more."""
+"""`shipper dead-letters replay`: sends dead letters once more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which dead letters a command is about, and the store that they are in."""
+"""Options that select dead letters, and the store that holds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report commands are given: accounts and days, how to fetch, what to check."""
+"""Options and arguments of the report commands: accounts and days, how to fetch, what to check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms in which reports are shown, and where they are written to."""
+"""The output formats of reports, and where reports are written to."""
 
 from __future__ import annotations
 

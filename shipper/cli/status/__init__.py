@@ -1,4 +1,4 @@
-"""`shipper status`: whether everything is delivered, what stands in the way, and how long it will take."""
+"""`shipper status`: whether everything is delivered, what prevents it, and how long it will take."""
 
 from __future__ import annotations
 

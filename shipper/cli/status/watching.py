@@ -1,4 +1,4 @@
-"""`--watch`: the same look again and again, drawn over itself in a terminal, one line each elsewhere."""
+"""`--watch`: repeats the status, in place in a terminal, as one line each elsewhere."""
 
 from __future__ import annotations
 

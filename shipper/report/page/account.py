@@ -1,4 +1,4 @@
-"""What the parts of the page know of one account: its periods, and the names and colours of its brands."""
+"""The data of one account for the page: its periods, and the names and colours of its brands."""
 
 from __future__ import annotations
 

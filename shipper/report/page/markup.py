@@ -1,4 +1,4 @@
-"""Markup from Python: text is escaped wherever it stands, so that nothing from outside becomes a tag."""
+"""Markup from Python: all text is escaped, so that nothing from outside becomes a tag."""
 
 from __future__ import annotations
 

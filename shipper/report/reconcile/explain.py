@@ -1,4 +1,4 @@
-"""What explains the differences of a reconciliation: of each row by itself, and of days that border on each other."""
+"""Explains the differences of a reconciliation: in each row by itself, and between neighbouring days."""
 
 from __future__ import annotations
 

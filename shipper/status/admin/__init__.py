@@ -1,6 +1,5 @@
 """
-What a running shipper shows of itself over HTTP: the status page, metrics, and probes.
+The status page, metrics and probes of a running shipper, over HTTP.
 
-It stands in a thread of its own and only looks at what the pipeline puts up on its board, and into the state: so a busy
-pipeline cannot hold it up, nor it the pipeline.
+Runs in its own thread and only reads the last snapshot and the state, so neither can block the other.
 """

@@ -1,4 +1,4 @@
-"""Serves what a running shipper shows of itself, in a thread of its own."""
+"""Serves the admin address in a thread of its own."""
 
 from __future__ import annotations
 
