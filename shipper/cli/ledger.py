@@ -207,24 +207,22 @@ def _range(start: datetime | None, end: datetime | None) -> DateRange | None:
 
 
 def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from shipper.report.ledger_table import totals_of
+    from shipper.report.table import new_table
     from shipper.report.wording import clean
 
     if not table.rows:
         print("; ".join(["nothing is in the ledger", *notes]), flush=True)
         return
     totals = totals_of(table)
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
     names = len(table.columns) - len(totals)
-    for column in table.columns[:names]:
-        shown.add_column(column.name.removesuffix("_id").capitalize(), overflow="fold")
-    for name in totals:
-        shown.add_column(name.replace("_", " ").capitalize(), justify="right", no_wrap=True)
+    shown = new_table(
+        [column.name.removesuffix("_id").capitalize() for column in table.columns[:names]],
+        [name.replace("_", " ").capitalize() for name in totals],
+    )
     for row in table.rows:
         shown.add_row(*(Text(clean(str(value))) for value in row[:names]), *(f"{value:,}" for value in row[names:]))
     shown.add_section()

@@ -59,6 +59,16 @@ def render_tables(fetched: Iterable[Fetched], console: Console, coverage: Covera
         console.print(Text("NDC, RDC: new and returning depositing customers.", style="dim"))
 
 
+def new_table(names: Iterable[str], figures: Iterable[str], name_cells: int | None = None) -> Table:
+    """Make a table without rows: columns of names, which are folded, and columns of figures, which never are."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
+    for title in names:
+        table.add_column(title, overflow="fold", max_width=name_cells, vertical="top")
+    for title in figures:
+        table.add_column(title, justify="right", no_wrap=True, vertical="top")
+    return table
+
+
 def _print_sum(periods: Sequence[Fetched], console: Console, covered: str) -> None:
     """Print what several periods of one account have together; `covered` tells what is missing of them."""
     if not are_disjoint(periods):
@@ -89,11 +99,7 @@ def _print_lines(
     name_cells = min(max(console.width // _NAME_SHARE, _NAME_CELLS[0]), _NAME_CELLS[-1])
     names_width = sum(min(name_cells, _width(title, values)) + _CELL_EXTRA for title, values in names.items())
     for group in _groups(metrics, cells, console.width - names_width):
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
-        for title in names:
-            table.add_column(title, overflow="fold", max_width=name_cells, vertical="top")
-        for metric in group:
-            table.add_column(metric.short_title, justify="right", no_wrap=True, vertical="top")
+        table = new_table(names, [metric.short_title for metric in group], name_cells)
         for index, line in enumerate(lines):
             table.add_row(
                 *(values[index] for values in names.values()),

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec.structs import asdict
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -30,6 +29,7 @@ from shipper.report.reconcile.words import (
     totals_of,
 )
 from shipper.report.rows import Column, FlatTable, Value
+from shipper.report.table import new_table
 from shipper.report.wording import number, with_sign
 
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")
@@ -209,11 +209,7 @@ def _line(row: Row, names: Names) -> _Line:
 
 
 def _table(lines: Sequence[_Line]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, header_style="bold")
-    for title in ("Period", "Brand", "Source"):
-        table.add_column(title, overflow="fold", vertical="top")
-    for title in _FIGURES:
-        table.add_column(title, justify="right", no_wrap=True, vertical="top")
+    table = new_table(("Period", "Brand", "Source"), _FIGURES)
     table.add_column("What explains it", overflow="fold", vertical="top", ratio=1)
     for line in lines:
         table.add_row(*map(Text, line.place), *line.figures, Text(line.words), style=line.style)
