@@ -17,7 +17,7 @@ const words = (name) => visible(name).replaceAll("_", " ");
 
 /** Take a headline as it came; one that is not there is said so. */
 function headline(came) {
-  if (!Object.hasOwn(SHAPES, String(came.state))) return { state: "warn", title: "It answers, but says nothing of itself yet" };
+  if (!Object.hasOwn(SHAPES, String(came.state))) return { state: "warn", title: "It answers, but has not reported yet" };
   const [title, detail, sub] = [came.title, came.detail, came.sub].map(visible);
   return { state: came.state, title, detail, sub, until: isMoment(came.until) ? clock(came.until) : "" };
 }
