@@ -138,17 +138,17 @@ class Checkup:
         """Look the name up and report all addresses; the connection does its own lookup."""
         host = server.host
         if self._endpoint.proxy is not None:
-            self._tell("ok", "dns", f"{host} is not looked up here: that is the proxy's work")
+            self._tell("ok", "dns", f"{host} is not looked up here: the proxy does that")
             return True
         if is_address(host):
-            self._tell("ok", "dns", f"{host} is an address, and no name to be looked up")
+            self._tell("ok", "dns", f"{host} is an IP address, so no lookup is needed")
             return True
         limit_s = self._delivery.connect_timeout_seconds
         try:
             with anyio.fail_after(limit_s):
                 found = await anyio.getaddrinfo(host, server.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
-            why = words(error) if isinstance(error, OSError) else "no name looks like that"
+            why = words(error) if isinstance(error, OSError) else "it is not a valid host name"
             if isinstance(error, TimeoutError):
                 why = f"no answer within {limit_s:g} s"
             advice = f"check {self._section}.base_url, and how this machine looks names up"
@@ -162,8 +162,8 @@ class Checkup:
         if self._endpoint.proxy is None:
             self._tell("ok", "connect", f"IPv{6 if ':' in reached.address else 4} in {took}")
             return
-        leads_on = f", and leads on to {server.host}, port {server.port}" if server.is_tls else ""
-        self._tell("ok", "connect", f"the proxy {self._endpoint.proxy} is reachable, in {took}{leads_on}")
+        connects = f", and connects to {server.host}, port {server.port}" if server.is_tls else ""
+        self._tell("ok", "connect", f"the proxy {self._endpoint.proxy} is reachable, in {took}{connects}")
 
     def _tell_tls(self, tls: ssl.SSLObject | None, server: Server) -> None:
         if tls is None:

@@ -388,7 +388,7 @@ _IN_PATH: Final = re.compile(
 
 
 class TooMuchError(Exception):
-    """An answer has more values, or deeper ones, than any that speaks of its batch."""
+    """An answer has more values, or deeper ones, than any real answer to its batch."""
 
 
 class Entries:
@@ -583,7 +583,7 @@ def is_of_field(name: str) -> bool:
 
 
 def said(entry: object) -> str:
-    """Put together what is said of one event: its field and the words, or all of it as JSON."""
+    """Return what is said of one event: its field and the words, or all of it as JSON."""
     if isinstance(entry, str):
         return entry[:_WORDS_MAX]
     if isinstance(entry, dict):

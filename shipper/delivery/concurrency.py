@@ -1,5 +1,5 @@
 """
-How many requests may be in flight: a fixed number, or as many as the service shows that it copes with.
+The limit of requests in flight: a fixed number, or one that adapts to what the service can handle.
 
 Source:
     One more per round trip if all were used, a tenth less on congestion: Vector's adaptive request concurrency. Compare
@@ -32,7 +32,7 @@ class ConcurrencyLimit(Protocol):
 
     def note_answer(self, *, seconds: float, in_flight: int, now: float) -> None:
         """
-        Note an answer that shows that the service copes: an acceptance, or a refusal for the request's content.
+        Note an answer that shows no congestion: an acceptance, or a refusal for the request's content.
 
         Args:
             seconds: From sending to the whole answer.
@@ -55,7 +55,7 @@ class FixedLimit:
 
 class AdaptiveLimit:
     """
-    Doubles from a few until the first sign of congestion, then feels its way up to `max_limit`.
+    Doubles from a few until the first sign of congestion, then approaches `max_limit` step by step.
 
     A latency clearly above the baseline, or a little above it for long, starts a probe: half as many in flight. What is
     left of the latency is the new baseline. If it fell, the queue was ours, and the limit becomes what had been in

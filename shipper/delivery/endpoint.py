@@ -118,7 +118,7 @@ class Endpoint:
         if not all(map(_FIELD.fullmatch, authorization)):
             raise NoAnswerError(
                 "local_protocol_error",
-                f"the request to {self._base_url} is none that HTTP allows; look at the token and the subscription key",
+                f"no header can carry the token or the subscription key for {self._base_url}; check both",
                 was_sent=False,
             )
         return [

@@ -34,9 +34,9 @@ FAIL_FAST_S: Final = 5.0
 _LIMITS: Final = {"throttled", "quota"}
 _PASSING: Final = {"unavailable", *_LIMITS}
 _LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
-_MEND_IT: Final = (
+_FIX_IT: Final = (
     "It is a fault of the set-up; look for it with: shipper check --online. Then run the same command again: "
-    "everything is still there, pending. To wait for somebody to mend it instead, set delivery.fail_fast = false"
+    "everything is still there, pending. To wait until it is fixed instead, set delivery.fail_fast = false"
 )
 
 
@@ -164,7 +164,7 @@ class Gate:
         if self._gives_up_at() <= now:
             raise DeliveryGaveUpError(f"nothing was accepted for {self._give_up_after_s:g} s: {self.message}")
         if self._fails_fast_at() <= now:
-            raise DeliveryGaveUpError(f"nothing was accepted yet: {self.message}", _MEND_IT, is_set_up_fault=True)
+            raise DeliveryGaveUpError(f"nothing was accepted yet: {self.message}", _FIX_IT, is_set_up_fault=True)
         return self.gives_up_at - now
 
     @property
@@ -250,8 +250,8 @@ class Gate:
         if believed < records:
             message = (
                 f"the service refused {self._refusals} records one after the other and took none between "
-                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is kept back. What it says of "
-                "those of settled batches, `shipper dead-letters list` shows; if it is right, raise the limit"
+                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is held back. "
+                "`shipper dead-letters list` shows what it says of settled records; if it is right, raise the limit"
             )
             self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
         return believed

@@ -147,7 +147,7 @@ def no_answer(error: BaseException, way: Way, progress: Progress) -> NoAnswerErr
         is_stale = progress.is_reused and not progress.is_answering
         return NoAnswerError(cause, f"no answer from {peer}: {why}", is_stale=is_stale)
     if isinstance(error, UnicodeError):
-        why = "no name looks like that"
+        why = "it is not a valid host name"
     if any(isinstance(each, socket.gaierror | UnicodeError) for each in errors):
         is_away = any(isinstance(each, socket.gaierror) and each.errno not in _NO_SUCH_NAME for each in errors)
         cause = "name_lookup" if is_away else "unknown_host"
@@ -177,7 +177,7 @@ def _no_proxy(status: int, why: str, way: Way) -> NoAnswerError:
     if status == 407:
         what, key = "asks for a user and password, or for others", "proxy_username"
     elif status:
-        what, key = f"refuses the way to {way.address} with status {status}", "proxy"
+        what, key = f"refuses to connect to {way.address}, with status {status}", "proxy"
     else:
         what, key = f"cannot be used: {why}", "proxy"
     message = f"the proxy {way.proxy} {what}; see {way.section}.{key}"

@@ -141,10 +141,10 @@ class OAuth2Source:
             what = "the token endpoint has no token for now"
         elif error or answer.status in {401, 403}:
             reason = "token"
-            what = f"the token endpoint refuses the request; check what stands under {self.key}"
+            what = f"the token endpoint refuses the request; check the settings under {self.key}"
         else:
             is_there = False
-            what = f"no token endpoint is there; check {self.key}.token_url"
+            what = f"there is no token endpoint at this address; check {self.key}.token_url"
         wait_s = asked_wait_s(answer.retry_after, "", date=answer.date, wall_time=self._wall_time())
         details = _details(answer.status, error, document)
         is_set_up_fault = reason == "token" or not is_there

@@ -1,4 +1,4 @@
-"""Splits batches, and merges what is left of them; an event keeps exactly the bytes that were sent. No I/O."""
+"""Splits batches and merges what is left of them; the bytes of an event never change. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shipper.model.wire import BODY_HEAD, BODY_TAIL
 
 
 class SentEvent(Struct):
-    """What an event is known and counted by."""
+    """The fields by which an event is identified and counted."""
 
     EventId: str
     ConsumerID: int
@@ -61,7 +61,7 @@ def event_in(line: bytes) -> SentEvent:
 
 
 def halves(batch: Batch) -> list[Batch]:
-    """Part a batch of at least two events in the middle."""
+    """Split a batch of at least two events in the middle."""
     assert batch.events > 1
     middle = batch.events // 2
     return parts(batch, [range(middle), range(middle, batch.events)])

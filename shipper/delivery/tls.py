@@ -99,7 +99,7 @@ def _load_client_certificate(context: ssl.SSLContext, certificate: Path, key: Pa
     def refuse_to_ask() -> NoReturn:
         """Raise instead of asking for a password at a terminal that is not there."""
         raise ConfigError(
-            f"{key or certificate} holds an encrypted key, and there is nobody to ask for its password; "
+            f"{key or certificate} holds an encrypted key, and its password cannot be asked for; "
             "write the key without one, into a file that only its owner can read: openssl pkey -in KEY -out NEW_KEY",
             key=key_name,
         )

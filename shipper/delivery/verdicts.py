@@ -83,7 +83,7 @@ class _Row(NamedTuple):
 
 _RETRY: Final = _Row(Action.RETRY)
 _REJECTED: Final = _Row(Action.BISECT, "rejected", "the service refuses a record")
-_UNEXPECTED: Final = _Row(Action.PAUSE, "unexpected_answer", "the answer is none that shipper knows")
+_UNEXPECTED: Final = _Row(Action.PAUSE, "unexpected_answer", "shipper does not know this kind of answer")
 _NOT_FOUND: Final = _Row(Action.PAUSE, "not_found", "nothing is there", "{section}.base_url")
 _REDIRECT: Final = _Row(Action.PAUSE, "redirect", "redirects are not followed", "{section}.base_url")
 _KEY: Final = _Row(
@@ -91,7 +91,7 @@ _KEY: Final = _Row(
 )
 _QUOTA_ROW: Final = _Row(Action.THROTTLE, "quota", "the quota of the subscription is used up")
 _ACCEPTED: Final = _Row(Action.ACCEPT)
-_PARTLY: Final = _Row(Action.BISECT, "rejected", "the service refuses a record, and does not name it")
+_PARTLY: Final = _Row(Action.BISECT, "rejected", "the service refuses a record without naming it")
 _HTML: Final = _Row(Action.PAUSE, "html_answer", "a web page answered, not the service", "{section}.base_url")
 UNREADABLE: Final = "unreadable_answer"
 _BROKEN: Final = _Row(Action.PAUSE, UNREADABLE, "the service's answer is broken, too long, or of an unknown form")
@@ -124,10 +124,10 @@ _SET_UP_FAULTS: Final = {
 }
 _RETRIED: Final = {408, 425, 429}
 _SAYS_AGAIN: Final = _Row(
-    Action.RETRY, "", "the service says in an answer of success that it cannot take the batch yet"
+    Action.RETRY, "", "the service answered with success, but says that it cannot take the batch yet"
 )
 _SAYS_THROTTLED: Final = _Row(
-    Action.THROTTLE, "throttled", "the service says in an answer of success that it asks for fewer requests"
+    Action.THROTTLE, "throttled", "the service answered with success, but asks for fewer requests"
 )
 _PARTIAL: Final = {206, 207}  # these have to say what became of each event
 _PLAIN_MAX: Final = 4_096  # characters of an answer that is plain words
@@ -163,7 +163,7 @@ def judge(
             results = _results(document, events, event_ids)
             row = _told_by(results, answer.status, events)
             if row is _ACCEPTED and document and _repeats_a_name(answer.body, document):
-                row = _unreadable("a field stands in it twice")
+                row = _unreadable("it has a field twice")
         row = row or _ACCEPTED
     else:
         row = _refusal(answer, document)
@@ -286,7 +286,7 @@ def _distinct(pairs: list[tuple[str, object]]) -> None:
 
 
 def _unreadable(what: str) -> _Row:
-    return _Row(Action.PAUSE, UNREADABLE, f"the service's answer is no plain acceptance: {what}")
+    return _Row(Action.PAUSE, UNREADABLE, f"the service's answer is not a clear acceptance: {what}")
 
 
 def _refusal(answer: Answer, document: object) -> _Row:

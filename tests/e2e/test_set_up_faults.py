@@ -116,7 +116,7 @@ def test_a_token_endpoint_that_does_not_exist_ends_a_backfill_soon_and_one_that_
     assert_ended_fast(shipper.backfill(file), "check intake.oauth2.token_url")
     fake.default = Reply(status=404)
     settings(fake.target.base_url)
-    assert_ended_fast(shipper.backfill(file), "no token endpoint is there")
+    assert_ended_fast(shipper.backfill(file), "there is no token endpoint at this address")
     fake.default = Reply(status=503)
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 0.5})
     assert "delivery.give_up_after_seconds" in result.summary["message"]

@@ -408,9 +408,9 @@ def test_a_proxy_is_a_step_of_its_own(shipper: Shipper, authority: trustme.CA, t
             checked = look("PROXYPASSWORD")
             assert (checked.code, [checked.results(each) for each in sections]) == (0, [GOOD, GOOD])
             for each in sections:
-                assert "the proxy's work" in checked.what(f"{each}:dns")
+                assert "the proxy does that" in checked.what(f"{each}:dns")
                 assert f"the proxy {proxy.url} is reachable" in checked.what(f"{each}:connect")
-                assert ("leads on to 127.0.0.1" in checked.what(f"{each}:connect")) is (each == "report")
+                assert ("connects to 127.0.0.1" in checked.what(f"{each}:connect")) is (each == "report")
             assert (len(plain.requests), len(encrypted.requests)) == (1, 1)
 
             refused = look("PROXYPASSWORD-2")

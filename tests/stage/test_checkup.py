@@ -144,7 +144,7 @@ class Chatterer(Listener):
 @each(
     ("kind", "words"),
     [
-        (Refuser, "refuses the way to https://127.0.0.1:9 with status 403; see intake.proxy"),
+        (Refuser, "refuses to connect to https://127.0.0.1:9, with status 403; see intake.proxy"),
         (Greeter, "what came is not HTTP; see intake.proxy"),
         (Door, "cannot be used: "),
         (Mute, "within 0.3 s"),

@@ -142,7 +142,7 @@ def test_a_proxy_that_refuses_the_way_is_named(run: Run, ca: Path, server_contex
             error = await failure(used)
         assert (error.cause, error.was_sent) == ("proxy", False)
         assert str(error) == (
-            f"the proxy {proxy.url} refuses the way to {origin.url} with status 502; see intake.proxy"
+            f"the proxy {proxy.url} refuses to connect to {origin.url}, with status 502; see intake.proxy"
         )
 
     with Origin(context=server_context) as origin, Proxy(refusal=502) as proxy:
