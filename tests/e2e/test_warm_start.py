@@ -1,0 +1,74 @@
+"""A command that is forked from a process that has imported it is, to the system, like one that was started."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e import warm_start
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import QUICK, Running, Shipper
+from tests.e2e.files import open_files
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.environ.get("SHIPPER_TEST_STARTS") == "real", reason="every start is a real one"
+)
+ALIKE = ("PPid", "NSpgid", "NSsid", "Umask", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs")
+
+
+def without_numbers(name: str) -> str:
+    """Return the name of a file or pipe as it is in any run."""
+    return re.sub(r"\d+", "N", name)
+
+
+def look(running: Running) -> dict[str, object]:
+    """Return what the kernel knows of a process, but for its words, its environment and its memory."""
+    proc = Path(f"/proc/{running.pid}")
+    status = dict(line.split(":\t", 1) for line in (proc / "status").read_text().splitlines() if ":\t" in line)
+    return {
+        **{name: status[name] for name in ALIKE},
+        "streams": [without_numbers(os.readlink(proc / "fd" / str(number))) for number in range(3)],
+        "files": [*map(without_numbers, open_files(running))],
+        "folder": os.readlink(proc / "cwd"),
+        "program": os.readlink(proc / "exe"),
+        "limits": (proc / "limits").read_text(),
+    }
+
+
+def test_a_warm_process_has_what_a_started_one_has(shipper: Shipper, sample: Sample):
+    looks = []
+    for fresh in (True, False):
+        running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK, fresh=fresh)
+        assert isinstance(running.process, warm_start.Process) is not fresh
+        running.stdin.write(sample.lines[len(looks)])
+        running.stdin.flush()
+        running.wait_until(lambda: shipper.read_state().accepted == len(looks) + 1, "it is at work")
+        looks.append(look(running))
+        running.kill()
+    assert looks[0] == looks[1]
+
+
+def test_the_end_of_a_warm_process_is_known_by_its_code_or_signal(shipper: Shipper):
+    assert shipper.run("validate", "nowhere").returncode == 2
+    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running.wait_until((shipper.state / "lock").exists, "it has begun")
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.process.wait(0.01)
+    running.process.terminate()
+    assert running.process.wait(20) in {0, 4}
+    running = shipper.start("pipe", stdin=subprocess.PIPE, check=False)
+    running.process.send_signal(signal.SIGKILL)
+    assert running.process.wait() == -signal.SIGKILL
+
+
+def test_a_start_for_which_the_environment_matters_is_real(shipper: Shipper):
+    for env in ({"PYTHONDEVMODE": "1"}, {"LC_ALL": "C"}, {"SSL_CERT_FILE": "/dev/null"}):
+        running = shipper.start("status", env=env)
+        assert isinstance(running.process, subprocess.Popen)
+        running.finish()
