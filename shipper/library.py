@@ -160,7 +160,7 @@ class Shipper:
 
     async def __aenter__(self) -> Self:
         if self._fed is not None:
-            raise SourceError("this Shipper has had its block; make another one")
+            raise SourceError("this Shipper was used before; create another one")
         if not structlog.is_configured():
             configure_logs(self._settings.log.level, self._settings.log.format, now=time.monotonic)
         self._fed = Feed()
@@ -252,7 +252,7 @@ class Shipper:
             error = error.exceptions[0]
         if isinstance(error, OSError):
             told = StateError(
-                f"{self._settings.state.directory} cannot be used ({error.strerror}); put that right and start again: "
+                f"{self._settings.state.directory} cannot be used ({error.strerror}); correct that and start again: "
                 "what was kept is still there"
             )
             told.__cause__ = error

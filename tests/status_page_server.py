@@ -96,7 +96,7 @@ def pause(reason: str, message: str) -> Pause:
     return Pause(reason, message, ADVICE[reason], since=NOW - 200, next_probe_at=NOW + 12)
 
 
-FORBIDDEN = pause("forbidden", "the service forbids it (HTTP 403)")
+FORBIDDEN = pause("forbidden", "the service denied access (HTTP 403)")
 FULL = pause(
     "dead_letters_full", "1,048,600,000 bytes of dead letters are kept, and state.dead_letter_max_bytes is 1 GB"
 )

@@ -353,7 +353,7 @@ def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]
         return "ok", ""
     left_s = expires_at - wall_time
     left = span(abs(left_s))
-    return ("ok", f"; it expires in {left}") if left_s > 0 else ("note", f"; it has expired {left} ago")
+    return ("ok", f"; it expires in {left}") if left_s > 0 else ("note", f"; it expired {left} ago")
 
 
 def certificate_words(certificate: Any, wall_time: float) -> tuple[Result, str]:

@@ -39,7 +39,7 @@ _COLOURS: Final = {"ok": "green", "note": "yellow", "fail": "bold red"}
 @with_settings_options
 def check(
     online: Annotated[
-        bool, typer.Option("--online", help="Also test each step to the service; nothing is written.")
+        bool, typer.Option("--online", help="Also test the connection to the service; writes nothing.")
     ] = False,
     only: Annotated[
         Literal["intake", "report"] | None,

@@ -289,7 +289,7 @@ class TokenCache:
         self._has_told_expiry = True
         log.warning(
             self._event("expired"),
-            message=f"the {self._noun} in {self.name} has expired {ago_s:.0f} s ago; the service will refuse it",
+            message=f"the {self._noun} in {self.name} expired {ago_s:.0f} s ago; the service will refuse it",
         )
 
     async def _fetch(self) -> None:

@@ -249,9 +249,9 @@ class Gate:
         self._refusals += believed
         if believed < records:
             message = (
-                f"the service refused {self._refusals} records one after the other and took none between "
-                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest is held back. "
-                "`shipper dead-letters list` shows what it says of settled records; if it is right, raise the limit"
+                f"the service refused {self._refusals} records in a row and accepted none in between "
+                f"(delivery.poison_limit is {self._settings.poison_limit}); the rest stays pending. `shipper "
+                "dead-letters list` shows the service's reasons; if they are justified, raise the limit"
             )
             self.note_failure(Verdict(Action.PAUSE, "systematic_rejection", message), passage)
         return believed

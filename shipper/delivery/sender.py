@@ -313,7 +313,7 @@ class Sender:
         if verdict.action is Action.ACCEPT:
             if parcel.is_plain:
                 shared.is_compressing = False
-                log.warning("compression_refused", message="bodies are sent as they are from now on")
+                log.warning("compression_refused", message="requests are sent uncompressed from now on")
             else:
                 shared.has_compressed = True
         elif not parcel.is_plain and (verdict.status == 415 or (verdict.status == 400 and not shared.has_compressed)):

@@ -2,7 +2,7 @@
 The verdict on an answer of the service: one table, no I/O.
 
 The service documents no answers, so the table follows HTTP and what gateways do. An answer that is not understood
-pauses delivery: a pause costs time, a wrong guess costs records. An answer of success is an acceptance only if it is
+pauses delivery: a pause costs time, a wrong guess costs records. A 2xx answer is an acceptance only if it is
 empty, plain words, or a document in which `answer_reading` understands everything that could speak of failure.
 """
 
@@ -83,9 +83,11 @@ class _Row(NamedTuple):
 
 _RETRY: Final = _Row(Action.RETRY)
 _REJECTED: Final = _Row(Action.BISECT, "rejected", "the service refuses a record")
-_UNEXPECTED: Final = _Row(Action.PAUSE, "unexpected_answer", "shipper does not know this kind of answer")
+_UNEXPECTED: Final = _Row(Action.PAUSE, "unexpected_answer", "shipper does not know this status")
 _NOT_FOUND: Final = _Row(Action.PAUSE, "not_found", "nothing is there", "{section}.base_url")
-_REDIRECT: Final = _Row(Action.PAUSE, "redirect", "redirects are not followed", "{section}.base_url")
+_REDIRECT: Final = _Row(
+    Action.PAUSE, "redirect", "the service redirects, which shipper does not follow", "{section}.base_url"
+)
 _KEY: Final = _Row(
     Action.CHANGE_KEY, "subscription_key", "the service refused the subscription key", "{section}.subscription_key"
 )
@@ -104,7 +106,7 @@ _TABLE: Final = {
     403: _Row(
         Action.PAUSE,
         "forbidden",
-        "the service forbids it",
+        "the service denied access",
         "what the token and the subscription key are allowed to do",
     ),
     404: _NOT_FOUND,
@@ -123,12 +125,8 @@ _SET_UP_FAULTS: Final = {
     *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
 }
 _RETRIED: Final = {408, 425, 429}
-_SAYS_AGAIN: Final = _Row(
-    Action.RETRY, "", "the service answered with success, but says that it cannot take the batch yet"
-)
-_SAYS_THROTTLED: Final = _Row(
-    Action.THROTTLE, "throttled", "the service answered with success, but asks for fewer requests"
-)
+_SAYS_AGAIN: Final = _Row(Action.RETRY, "", "the service answered 2xx but says that it cannot take the batch yet")
+_SAYS_THROTTLED: Final = _Row(Action.THROTTLE, "throttled", "the service answered 2xx but asks for fewer requests")
 _PARTIAL: Final = {206, 207}  # these have to say what became of each event
 _PLAIN_MAX: Final = 4_096  # characters of an answer that is plain words
 _MARKUP: Final = re.compile(r"[<>{}\[\]\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -173,7 +171,7 @@ def judge(
         return Verdict(Action.ACCEPT, status=answer.status, results=results)
     is_success = answer.status < 300
     is_quiet = row is _RETRY and not is_success
-    # An answer of success that asks to try again counts as the answer that its status should have been.
+    # A 2xx answer that asks to try again counts as the answer that its status should have been.
     status = results.status or 503 if is_success and row.action is not Action.PAUSE else answer.status
     reason = row.reason or f"http_{status}"
     wait_s = asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time)
@@ -212,7 +210,7 @@ def without_answer(cause: str, message: str, *, is_tls: bool) -> Verdict:
 
 
 def _broken_success(answer: Answer, document: object, events: int | None, *, is_text: bool) -> _Row | None:
-    """Return the row for an answer of success that is no document and no plain words; None if it is one of them."""
+    """Return the row for a 2xx answer that is neither a document nor plain words; None if it is one of them."""
     start = answer.body.lstrip(_BLANKS)
     # A page may come under another type, or under none; no document that says yes begins like one.
     if answer.content_type == "text/html" or start[:1] == b"<":

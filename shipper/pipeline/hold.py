@@ -111,9 +111,9 @@ class Hold:
             "producer | shipper validate -" if stream.kind == "spool" else f"shipper validate {shlex.quote(path)}"
         )
         way_out = (
-            f"The rest is untouched. See what is wrong with: {validate}. Mend records.mapping or the input, or take it "
-            "away, and run the same command again; if that many records really are bad, raise records.mistake_limit "
-            "(0 = no limit)"
+            f"The rest is untouched. See what is wrong with: {validate}. Fix records.mapping, or fix or remove the "
+            "input, and run the same command again; if that many records really are invalid, raise "
+            "records.mistake_limit (0 = no limit)"
         )
         return Halt("input_unlike_records", message, way_out, is_final=True)
 

@@ -213,8 +213,8 @@ class InWorkers:
             log.warning("worker_lost", worker=worker.index, status=status, chunks=len(worker.lent))
             if losses == _LOSSES_MAX:
                 raise ShipperError(
-                    f"worker {worker.index} ended {losses} times in a row with nothing done, the last time with status "
-                    f"{status}; what it had is pending. Look at the log, or try again with fewer workers"
+                    f"worker {worker.index} ended {losses} times in a row without progress, the last time with status "
+                    f"{status}; its records stay pending. See the log, or try again with fewer workers"
                 )
 
     async def _employ(self, worker: _Worker) -> None:

@@ -332,7 +332,7 @@ class Pipeline:
                 await self._take_over(self._reloading)
                 self._observer.reload_error = ""
             except (ConfigError, NoTokenError) as error:
-                log.error("reload_refused", error=str(error), message="the settings are what they were")
+                log.error("reload_refused", error=str(error), message="the previous settings stay in effect")
                 self._observer.reload_error = str(error)
             finally:
                 self._reloading.end()

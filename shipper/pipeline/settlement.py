@@ -359,8 +359,8 @@ class Settlement:
         if self._saving.cancelled_caught:
             self._is_stuck = True
             raise StateError(
-                "the state could not be saved before the end: its disk does not answer. What was not saved is sent "
-                "again at the next start, with the same EventIds"
+                "the state could not be saved in time: its disk does not respond. What was not saved is sent again "
+                "at the next start, with the same EventIds"
             )
 
     def _note_obstacle(self, obstacle: Obstacle) -> None:

@@ -167,7 +167,7 @@ class _Reports:
         try:
             anyio.from_thread.run(self._channel.send, report)
         except LostError:
-            raise StateError("the process that gives the work has gone") from None
+            raise StateError("the parent process has gone") from None
         return Saved(done=done, waiting=[], why="")
 
     def expire(self, before_s: float, now_s: float) -> int:

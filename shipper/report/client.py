@@ -178,7 +178,7 @@ class ReportClient:
         asked_s = verdict.retry_after_s or 0.0
         if asked_s > self._patience_s:
             self._gate.note_failure(verdict, passage)
-            raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, that is too long")
+            raise NoServiceError(f"{verdict.message}; it asks to wait {asked_s:g} s, which is too long")
         raise _FailedError(verdict, passage)
 
     def _wait_s(self, state: RetryCallState) -> float:
@@ -228,7 +228,7 @@ class ReportClient:
                 return await self._gate.enter(1)
             wait_s = self._gate.wait_s
             if wait_s > self._patience_s:
-                raise NoServiceError(f"{self._gate.message}; it asks to wait {wait_s:.0f} s more, that is too long")
+                raise NoServiceError(f"{self._gate.message}; it asks to wait {wait_s:.0f} s more, which is too long")
 
     def _given_up(self, verdict: Verdict, passage: Passage, attempts: int) -> ReportError:
         """Return what a report that failed for too long means for the others."""

@@ -81,7 +81,7 @@ def read_report(body: bytes, *, account_id: int, fetched_at: float | None = None
     _check_nesting(body)
     if report.source.affiliate_account_id != account_id:
         raise ReportError(
-            f"account {account_id} was requested, the report is that of account {report.source.affiliate_account_id}"
+            f"account {account_id} was requested, the report is of account {report.source.affiliate_account_id}"
         )
     unknown: dict[str, None] = {}  # a set that keeps the order
     _examine(body, REPORT_SHAPE, "$", unknown)

@@ -98,14 +98,18 @@ class Completion:
             return "unsettled"
         if _is_open_for_writing(descriptor):
             if self._is_news(stream):
-                log.info("source_still_written", path=shown(path), hint="it goes once nobody has it open for writing")
+                log.info(
+                    "source_still_written",
+                    path=shown(path),
+                    hint="moved or deleted once no process has it open for writing",
+                )
             return "written"
         if self._is_needed(stream.stream_id):
             if self._is_news(stream):
                 log.warning(
                     "source_needed",
                     path=shown(path),
-                    hint="it alone holds records that were too long to be read; it goes once their dead letters are "
+                    hint="kept: it is the only copy of oversized records; moved or deleted once their dead letters are "
                     "purged: shipper dead-letters list --reason oversized",
                 )
             return "needed"

@@ -167,11 +167,13 @@ def _json(record: Mapping[str, object] | ActivityEvent) -> bytes:
         if b"null" in line:  # which is also what a number that JSON does not have is written as
             json.dumps(msgspec.to_builtins(document, str_keys=True), allow_nan=False)
     except UnicodeEncodeError:
-        raise ValueError("a text of the record has half of a surrogate pair in it, so it is no Unicode") from None
+        raise ValueError("a text of the record has half of a surrogate pair, so it is not valid Unicode") from None
     except RecursionError:
         raise ValueError("the record is nested too deeply, or within itself") from None
     except ValueError:
-        raise ValueError("a number of the record is not finite (NaN or infinity), which JSON cannot say") from None
+        raise ValueError(
+            "a number of the record is not finite (NaN or infinity), which JSON cannot represent"
+        ) from None
     return line
 
 
@@ -192,27 +194,28 @@ def _check(value: object) -> None:
             _check(each)
     elif value is not None and not isinstance(value, _SIMPLE):
         raise TypeError(
-            f"a value of the record is a {type(value).__name__}, which JSON has no form for: give str, int, float, "
-            "bool, None, list, dict, datetime or UUID"
+            f"a value of the record is a {type(value).__name__}, which JSON cannot represent; expected str, int, "
+            "float, bool, None, list, dict, datetime or UUID"
         )
 
 
 def _text(record: bytes | str) -> bytes:
     if not isinstance(record, bytes | str):
         raise TypeError(
-            f"a {type(record).__name__} is no record: give a dict, an ActivityEvent, or a line of JSON as bytes or str"
+            f"a {type(record).__name__} is not a record; expected a dict, an ActivityEvent, or a line of JSON as bytes "
+            "or str"
         )
     try:
         line = record.encode() if isinstance(record, str) else record
     except UnicodeEncodeError:
-        raise ValueError("the line has half of a surrogate pair in it, so it is no Unicode") from None
+        raise ValueError("the line has half of a surrogate pair, so it is not valid Unicode") from None
     line = line.removesuffix(b"\n")
     if b"\n" in line:
         raise ValueError(
-            "there is a newline in the record, so it is more than one line; for several there is send_many"
+            "the record contains a newline, so it is more than one line; use send_many for several records"
         )
     if not line.strip(_BLANKS):
-        raise ValueError("the line is blank, so it is no record")
+        raise ValueError("the line is blank")
     return line
 
 

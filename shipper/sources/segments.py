@@ -149,7 +149,9 @@ class Segments:
             stream = known.get(stream_id) or Stream(stream_id=stream_id, kind="spool", path=str(path))
             status = path.lstat()
             if not stat.S_ISREG(status.st_mode):
-                log.warning("spool_file_refused", path=str(path), error="it is no regular file, and none of shipper's")
+                log.warning(
+                    "spool_file_refused", path=str(path), error="not a regular file, and not created by shipper"
+                )
                 continue
             size = status.st_size
             if stream.checkpoint >= size:  # the crash came between the commit and the deletion

@@ -178,7 +178,7 @@ class Spool:
             with anyio.fail_after(_LEAVE_LIMIT_S, shield=True):
                 await self._run_sync(self._end, abandon_on_cancel=True)
         except TimeoutError:
-            raise StateError(f"the spool {self._directory} could not be closed: its disk does not answer") from None
+            raise StateError(f"the spool {self._directory} could not be closed: its disk does not respond") from None
         except OSError as error:
             raise self._failed(error) from error
         finally:
@@ -219,11 +219,11 @@ class Spool:
     def _failed(self, error: OSError) -> StateError:
         if self._segments.is_doubtful:
             return StateError(
-                f"the spool {self._directory} could not be forced to its disk ({error.strerror}), and another try "
-                "would prove nothing; check the disk, then start again: what it still holds is delivered"
+                f"the spool {self._directory} could not be synchronised to its disk ({error.strerror}), and another "
+                "try would prove nothing; check the disk, then start again: what it still holds is delivered"
             )
         return StateError(
-            f"the spool {self._directory} cannot be written ({error.strerror}); put that right and start again: what "
+            f"the spool {self._directory} cannot be written ({error.strerror}); correct that and start again: what "
             "was kept is still there"
         )
 

@@ -137,8 +137,8 @@ class Store:
             if any(log_belongs(self._path) for _ in range(3)):
                 return
         raise StateError(
-            f"{self._path} and {log_path(self._path)} do not belong together: one of them was put back or copied "
-            "without the other. Both were left as they were. Put back both as of one moment; or move the log away to "
+            f"{self._path} and {log_path(self._path)} do not belong together: one of them was restored or copied "
+            "without the other. Both were left as they were. Restore both as of one moment; or move the log away to "
             "go on with the database alone: what was saved since then is sent again with the same EventIds"
         )
 

@@ -91,7 +91,7 @@ def delivered(seen: Snapshot) -> str:
     if not state.has_inputs:
         return "nothing was read yet"
     if seen.has_files_left:
-        return f"not all files that it was given are read to their ends{_exceptions(seen)}"
+        return f"not all files are read to the end{_exceptions(seen)}"
     if found := _delivered(seen, seen.reachable_until, "Everything else" if seen.troubles else "Everything"):
         text = found.text(seen.at)
         return text[:1].lower() + text[1:]

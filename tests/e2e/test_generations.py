@@ -108,7 +108,7 @@ def test_what_is_no_generation_is_named_and_never_read_and_what_is_excluded_or_w
     options = ("--set", f'input.include=["{tail.file}"]', "--set", f"input.exclude={settings['input__exclude']}")
     result = shipper.run("status", "--until", "now", *options)
     assert result.returncode == 0, result.stdout
-    assert "not read: 3 files beside inputs" in result.stdout
+    assert "3 files next to inputs match no pattern" in result.stdout
     assert {name for name in unread if name in result.stdout} == unread
     assert f"{NAME}.tmp" not in result.stdout
 

@@ -69,7 +69,7 @@ def test_an_unknown_host_and_a_certificate_that_nobody_trusts_end_a_backfill_soo
 
 def test_workers_that_are_not_let_in_end_soon(shipper: Shipper, fake: FakeService, file: Path):
     fake.default = Reply(status=403)
-    assert_ended_fast(shipper.backfill(file, "--workers", "2"), "the service forbids it")
+    assert_ended_fast(shipper.backfill(file, "--workers", "2"), "the service denied access")
     fake.default = OK
     assert shipper.backfill(file, "--workers", "2").counts() == (300, 300, 0, 0, 0)
 

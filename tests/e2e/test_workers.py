@@ -151,8 +151,8 @@ def test_a_worker_that_is_lost_again_and_again_ends_the_run_with_a_reason(
     )
     result = shipper.backfill(few, "--workers", "2", env={"PYTHONPATH": str(tmp_path)})
     assert result.returncode == 1
-    assert "ended 5 times in a row with nothing done, the last time with status -9" in result.stderr
-    assert "what it had is pending" in result.stderr
+    assert "ended 5 times in a row without progress, the last time with status -9" in result.stderr
+    assert "its records stay pending" in result.stderr
     assert result.stderr.count("worker_lost") >= 5
     assert (shipper.read_state().read, service.received) == (0, 0)
     assert shipper.backfill(few).counts() == (100, 100, 0, 0, 0)

@@ -259,11 +259,11 @@ def test_an_expired_token_is_told_with_its_age(shipper: Shipper, service: Servic
     shipper.target = shipper.target._replace(token=token_of(-3 * 86_400 - 120, lifetime_s=60))
     offline = check(shipper)
     assert offline.code == 0
-    assert "it has expired 3 days ago" in offline.what("intake.token", "note")
+    assert "it expired 3 days ago" in offline.what("intake.token", "note")
     checked = online(shipper)
     assert (checked.code, checked.results()) == (4, {**UP_TO_SERVICE, "credentials": "note", "token": "fail"})
-    assert "it has expired 3 days ago" in checked.what("intake:credentials")
-    assert "it has expired 3 days ago" in checked.what("intake:token")
+    assert "it expired 3 days ago" in checked.what("intake:credentials")
+    assert "it expired 3 days ago" in checked.what("intake:token")
 
 
 @contextmanager

@@ -295,10 +295,10 @@ def test_a_step_that_never_ends_is_ended(monkeypatch: pytest.MonkeyPatch):
         (7_200, "ok", "; it expires in 2 h"),
         (7_199, "ok", "; it expires in 119 min"),
         (119, "ok", "; it expires in 119 s"),
-        (0, "note", "; it has expired 0 s ago"),
-        (-119, "note", "; it has expired 119 s ago"),
-        (-120, "note", "; it has expired 2 min ago"),
-        (-10 * 86_400, "note", "; it has expired 10 days ago"),
+        (0, "note", "; it expired 0 s ago"),
+        (-119, "note", "; it expired 119 s ago"),
+        (-120, "note", "; it expired 2 min ago"),
+        (-10 * 86_400, "note", "; it expired 10 days ago"),
     ],
 )
 def test_the_life_of_a_token_in_words(left_s: float | None, result: str, words: str):

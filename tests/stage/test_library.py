@@ -263,11 +263,11 @@ WITHIN_ITSELF["x"] = WITHIN_ITSELF
 
 
 NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
-    "list": ([record(0)], TypeError, "a list is no record"),
-    "None": (None, TypeError, "a NoneType is no record"),
-    "NaN": (float("nan"), TypeError, "a float is no record"),
-    "bytearray": (bytearray(line()), TypeError, "a bytearray is no record"),
-    "object within": ({**record(0), "ConsumerState": object()}, TypeError, "is a object, which JSON has no form for"),
+    "list": ([record(0)], TypeError, "a list is not a record"),
+    "None": (None, TypeError, "a NoneType is not a record"),
+    "NaN": (float("nan"), TypeError, "a float is not a record"),
+    "bytearray": (bytearray(line()), TypeError, "a bytearray is not a record"),
+    "object within": ({**record(0), "ConsumerState": object()}, TypeError, "is a object, which JSON cannot represent"),
     "bytes within": ({**record(0), "Username": b"secret"}, TypeError, "is a bytes"),
     "bytes deep within": ({**record(0), "more": [{"deep": (b"secret",)}]}, TypeError, "is a bytes"),
     "bytearray within": ({**record(0), "Username": bytearray(b"secret")}, TypeError, "is a bytearray"),
@@ -287,8 +287,8 @@ NO_RECORDS: dict[str, tuple[Any, type[Exception], str]] = {
     "name that is a number": ({**record(0), "more": {1: 2}}, TypeError, "a name in the record is a int"),
     "NaN within": ({**record(0), "ConsumerID": float("nan")}, ValueError, "not finite"),
     "infinity deep within": ({**record(0), "more": [{"deep": float("inf")}]}, ValueError, "not finite"),
-    "surrogate within": ({**record(0), "Username": "secret \ud800"}, ValueError, "no Unicode"),
-    "surrogate": ("secret \ud800", ValueError, "no Unicode"),
+    "surrogate within": ({**record(0), "Username": "secret \ud800"}, ValueError, "not valid Unicode"),
+    "surrogate": ("secret \ud800", ValueError, "not valid Unicode"),
     "itself within": (WITHIN_ITSELF, ValueError, "nested"),
     "two lines": (line() + b"\n" + line(), ValueError, "more than one line"),
     "line and blank line": (b"secret\n\n", ValueError, "more than one line"),
@@ -577,7 +577,7 @@ def test_nothing_is_taken_before_the_block_nor_after_it(bench: Bench, run: Run):
         for send in (shipper.send(record(0)), shipper.send_many([record(0)])):
             with pytest.raises(SourceError, match="has ended"):
                 await send
-        with pytest.raises(SourceError, match="make another one"):
+        with pytest.raises(SourceError, match="create another one"):
             async with shipper:
                 pass
         assert counts(shipper) == (0, 0, 0, 0, 0)

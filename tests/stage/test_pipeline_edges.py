@@ -249,7 +249,7 @@ async def test_a_stop_does_not_hang_on_a_disk_that_does_not_answer(
                 pipeline.abort(cause="a second signal")
     finally:
         answers.set()
-    assert caught.group_contains(StateError, match="its disk does not answer")
+    assert caught.group_contains(StateError, match="its disk does not respond")
     assert len(saves) == 1
 
 

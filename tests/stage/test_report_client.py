@@ -214,10 +214,13 @@ async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(se
         (refusal(400), "the service refuses this account or period; .*: --split month .HTTP 400"),
         (refusal(422), "the service refuses this account or period; .*HTTP 422"),
         (refusal(413), "the service refuses this account or period; .*HTTP 413"),
-        (refusal(403), "the service forbids it; check what the token and the subscription key are allowed"),
+        (refusal(403), "the service denied access; check what the token and the subscription key are allowed"),
         (refusal(404), "the service does not know the account, or report.base_url is wrong .HTTP 404"),
         (refusal(405), "the method is not allowed there; check report.base_url"),
-        (answer(302, headers={"Location": "/login"}), "redirects are not followed; check report.base_url"),
+        (
+            answer(302, headers={"Location": "/login"}),
+            "the service redirects, which shipper does not follow; check report.base_url",
+        ),
         (answer(204), "the service answered 204 instead of a report"),
         (answer(202, b"{}"), "the service answered 202 instead of a report"),
         (ok(b"<html>Log in</html>", "text/html; charset=utf-8"), "a web page answered, not the service"),
@@ -228,11 +231,11 @@ async def test_key_that_is_refused_without_another_is_the_end_for_all_reports(se
         (ok(b"[]"), "the answer is not a daily report"),
         (
             ok(document(Asked(1002, START, END, "", ""))),
-            "account 1001 was requested, the report is that of account 1002",
+            "account 1001 was requested, the report is of account 1002",
         ),
         (refusal(429), "the service asks for fewer requests .*; it was asked for once$"),
         (refusal(500), "the service answered 500; it was asked for once$"),
-        (refusal(503, Retry_After="60"), "the service answered 503; it asks to wait 60 s, that is too long"),
+        (refusal(503, Retry_After="60"), "the service answered 503; it asks to wait 60 s, which is too long"),
         (reset, "it was asked for once$"),
         (cut_off, "it was asked for once$"),
     ],
@@ -412,7 +415,7 @@ def test_wait_that_is_longer_than_patience_is_not_begun(virtual):
     error, at = virtual(Model(lambda *_: answered(403, "3600")), main)
     assert isinstance(error, NoServiceError)
     assert str(error).startswith(f"{NAMED}the quota of the subscription is used up (HTTP 403)")
-    assert str(error).endswith("; it asks to wait 3600 s, that is too long")
+    assert str(error).endswith("; it asks to wait 3600 s, which is too long")
     assert at < 1
 
 

@@ -290,14 +290,14 @@ def test_file_that_cannot_be_written_is_told(reporter: Reporter):
 
 
 NO_REPORTS = [
-    (refusal(403), "the service forbids it"),
+    (refusal(403), "the service denied access"),
     (refusal(404), "the service does not know the account"),
     (refusal(500), "the service answered 500"),
-    (answer(302, headers={"Location": "/login"}), "redirects are not followed"),
+    (answer(302, headers={"Location": "/login"}), "which shipper does not follow"),
     (ok(b"<html>Please log in</html>", "text/html"), "a web page answered"),
     (ok(b'{"id":'), "the answer is not JSON"),
     (ok(b'{"brands":[]}'), "the answer is not a daily report"),
-    (ok(of_month(10)), "the report is that of account 1001"),
+    (ok(of_month(10)), "the report is of account 1001"),
     (ok(b"[" + b" " * (64 << 20) + b"]"), "the report is larger than 64 MiB"),
 ]
 

@@ -118,7 +118,7 @@ async def test_a_constant_token_is_given_out_whatever_becomes_of_it(clock: HandC
         for _ in range(3):
             assert (await used.authorize()).token == token
     assert [each["message"] for each in logs if each["log_level"] == "warning"] == [
-        "the token in intake.token has expired 15 s ago; the service will refuse it"
+        "the token in intake.token expired 15 s ago; the service will refuse it"
     ]
 
 

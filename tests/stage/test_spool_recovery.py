@@ -332,7 +332,7 @@ async def test_what_could_not_be_forced_to_disk_is_never_taken_for_kept(
                 await spool.run(tx)
             finally:
                 fed.end(SourceError("it has ended"))
-    assert caught.group_contains(StateError, match="could not be forced to its disk")
+    assert caught.group_contains(StateError, match="could not be synchronised to its disk")
     assert outcomes[-1:] != ["kept"]
     assert syncs == failing, "it was tried again"
 
@@ -390,6 +390,6 @@ async def test_a_stop_forces_nothing_to_disk_on_the_event_loop_and_does_not_hang
         answers.set()
         os.close(tx_end)
         os.close(rx_end)
-    assert ["does not answer" in words for words in told] == [True] * is_hanging
+    assert ["does not respond" in words for words in told] == [True] * is_hanging
     assert len(threads) == 1
     assert threading.main_thread() not in threads

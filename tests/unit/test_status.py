@@ -160,7 +160,7 @@ def test_what_another_process_says_is_not_taken_for_that_of_the_one_that_runs():
 def test_files_that_were_named_and_not_read_yet_are_not_taken_for_delivered():
     for process_id in (7, None):
         seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=500))
-        assert "not all files that it was given are read to their ends" in "".join(headline(seen))
+        assert "not all files are read to the end" in "".join(headline(seen))
         assert seen.delivered_until is None
     assert look(stream(), says=live(total_bytes=500, input_ended=True)).delivered_until == NOW
 

@@ -96,7 +96,7 @@ def test_only_so_many_inputs_are_named_unless_all_are_asked_for():
 def test_files_that_were_named_to_a_backfill_that_has_not_got_to_them_stand_in_the_way(process_id: int | None):
     seen = look(stream(), process_id=process_id, says=live(command="backfill", total_bytes=5))
     assert not seen.is_delivered(NOW - 1e6)
-    assert "not all files that it was given" in "\n".join(answer(seen, NOW - 1e6))
+    assert "not all files are read to the end" in "\n".join(answer(seen, NOW - 1e6))
 
 
 @pytest.mark.parametrize(("until", "is_delivered"), [(NOW - 61, True), (NOW, False)])

@@ -277,7 +277,8 @@ def _not_read(seen: Snapshot) -> list[str]:
         return []
     names = [f"  {printable(name)}" for name in seen.beside[:LISTED]]
     count = several(len(seen.beside), "file")
+    verbs = ("matches", "is") if len(seen.beside) == 1 else ("match", "are")
     return [
-        f"not read: {count} beside inputs that no pattern matches; add them to input.include or input.exclude",
+        f"{count} next to inputs {verbs[0]} no pattern and {verbs[1]} not read: add to input.include or input.exclude",
         *names,
     ]
