@@ -258,7 +258,7 @@ class TokenCache:
         while (token := self._good_token()) is None:
             await self._fetch()
         if not self._has_told_expiry and token.expires_at is not None and self._now() >= token.expires_at:
-            self._tell_expiry(self._now() - token.expires_at)
+            self._log_expiry(self._now() - token.expires_at)
         return token.value
 
     def refuse(self, value: str) -> None:
@@ -285,7 +285,7 @@ class TokenCache:
             return token
         return None
 
-    def _tell_expiry(self, ago_s: float) -> None:
+    def _log_expiry(self, ago_s: float) -> None:
         self._has_told_expiry = True
         log.warning(
             self._event("expired"),

@@ -80,13 +80,13 @@ class Acks:
         self._totals.pending += span.unsettled
         self._note_dead(span.rejections)
 
-    def lend(self, span: Span, now: float) -> None:
+    def assign(self, span: Span, now: float) -> None:
         """Add a span that another process settles; of its records only their number is known."""
         assert (span.records, span.unsettled) == (0, 1)
         self._append(span, now)
 
     def settle_part(self, span: Span, part: Checkpoint) -> None:
-        """Settle the beginning of a span that was lent; it is what is left of it then."""
+        """Settle the beginning of a span that was assigned; it is what is left of it then."""
         settled = Span(
             stream=span.stream,
             start_offset=span.start_offset,

@@ -55,7 +55,7 @@ class End(Struct, frozen=True):
     """To a worker: there are no more chunks."""
 
 
-class Heeds(Struct, frozen=True):
+class Listening(Struct, frozen=True):
     """First message from a worker: its signal handler is installed."""
 
 

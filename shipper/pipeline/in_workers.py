@@ -26,7 +26,7 @@ from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.endpoint import make_ssl_context
 from shipper.model.errors import DeliveryGaveUpError, HeldBackError, ShipperError
 from shipper.model.records import Chunk, Span
-from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
+from shipper.pipeline.channel import Begin, Channel, End, Ended, Listening, LostError, Ready, Report, Work
 from shipper.pipeline.counted_once import CountedOnce
 from shipper.pipeline.settlement import Settlement
 from shipper.status.live import Live, Pause
@@ -39,7 +39,7 @@ _SENT_AHEAD: Final = 2  # chunks, so that a worker never waits for one
 _REPORT_INTERVAL_S: Final = 0.1
 
 
-class _Lent:
+class _Assigned:
     """
     A chunk that a worker has, or is to have; its span is what of it is not settled.
 
@@ -73,7 +73,7 @@ class _Worker:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.lent: dict[int, _Lent] = {}
+        self.assigned: dict[int, _Assigned] = {}
         self.process: Process | None = None
         self.heeds_signals = False
         self.room = anyio.Semaphore(0)
@@ -104,7 +104,7 @@ class InWorkers:
         self._settlement = settlement
         self._command = command
         self._workers = [_Worker(index) for index in range(1, count + 1)]
-        self._waiting: deque[_Lent] = deque()
+        self._waiting: deque[_Assigned] = deque()
         self._changed = anyio.Event()
         self._has_ended = self._is_hurried = False
         self._numbers = 0
@@ -122,7 +122,7 @@ class InWorkers:
     @property
     def is_stuck(self) -> bool:
         """By what the workers said last, at most a second ago."""
-        lives = [worker.live for worker in self._workers if worker.lent]
+        lives = [worker.live for worker in self._workers if worker.assigned]
         return bool(lives) and all(live and live.pauses and not live.in_flight for live in lives)
 
     def open(self) -> None:
@@ -165,11 +165,11 @@ class InWorkers:
                     records=0,
                     unsettled=1,
                 )
-                self._settlement.acks.lend(span, anyio.current_time())
+                self._settlement.acks.assign(span, anyio.current_time())
                 self._numbers += 1
                 is_first = chunk.stream.stream_id not in self._begun
                 self._begun.add(chunk.stream.stream_id)
-                self._waiting.append(_Lent(self._numbers, span, chunk, is_first=is_first))
+                self._waiting.append(_Assigned(self._numbers, span, chunk, is_first=is_first))
                 self._tell_change()
         self._has_ended = True
         self._tell_change()
@@ -178,15 +178,15 @@ class InWorkers:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _next(self) -> _Lent | None:
+    async def _next(self) -> _Assigned | None:
         """Wait for a chunk that no worker has; None if there are no more."""
         while not self._waiting:
             if self._has_ended:
                 return None
             await self._changed.wait()
-        lent = self._waiting.popleft()
+        assigned = self._waiting.popleft()
         self._tell_change()
-        return lent
+        return assigned
 
     # Workers -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class InWorkers:
             losses = losses + 1 if worker.settled_parts == settled_parts else 1
             settled_parts = worker.settled_parts
             status = worker.process.returncode if worker.process is not None else None
-            log.warning("worker_lost", worker=worker.index, status=status, chunks=len(worker.lent))
+            log.warning("worker_lost", worker=worker.index, status=status, chunks=len(worker.assigned))
             if losses == _LOSSES_MAX:
                 raise ShipperError(
                     f"worker {worker.index} ended {losses} times in a row without progress, the last time with status "
@@ -249,16 +249,16 @@ class InWorkers:
     async def _hand_out(self, worker: _Worker, channel: Channel) -> None:
         settings = _share(self._settings, len(self._workers), has_accepted=self._has_accepted)
         await channel.send(Begin(worker.index, settings))
-        for left in list(worker.lent.values()):  # by a process that was lost
+        for left in list(worker.assigned.values()):  # by a process that was lost
             await worker.room.acquire()
             await channel.send(*left.rest())
         while True:
             await worker.room.acquire()
-            lent = await self._next()
-            if lent is None:
+            assigned = await self._next()
+            if assigned is None:
                 break
-            worker.lent[lent.number] = lent
-            await channel.send(*lent.rest())
+            worker.assigned[assigned.number] = assigned
+            await channel.send(*assigned.rest())
         await channel.send(End())
 
     async def _listen(self, worker: _Worker, channel: Channel) -> None:
@@ -277,7 +277,7 @@ class InWorkers:
             if isinstance(message, Ready):
                 worker.room.release()
                 continue
-            if isinstance(message, Heeds):
+            if isinstance(message, Listening):
                 worker.heeds_signals = True
                 if self._is_hurried:
                     worker.hurry()
@@ -286,10 +286,10 @@ class InWorkers:
             worker.pending = message.pending
             worker.live = message.live or worker.live
             for part in message.settled:
-                lent = worker.lent[part.stream.stream_id]
-                self._settlement.settle_part(lent.span, self._counted_once.part(lent.chunk, part))
-                if lent.span.start_offset == lent.chunk.end_offset:
-                    del worker.lent[lent.number]
+                assigned = worker.assigned[part.stream.stream_id]
+                self._settlement.settle_part(assigned.span, self._counted_once.part(assigned.chunk, part))
+                if assigned.span.start_offset == assigned.chunk.end_offset:
+                    del worker.assigned[assigned.number]
             worker.settled_parts += len(message.settled)
 
     # What can be seen --------------------------------------------------------------------------------------------

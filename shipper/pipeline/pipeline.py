@@ -196,7 +196,7 @@ class Pipeline:
             with self._drain:
                 async with anyio.create_task_group() as side:
                     if signals is not None:
-                        await side.start(self._heed, signals, side)
+                        await side.start(self._on_signals, signals, side)
                     side.start_soon(self._read_until_idle)
                     side.start_soon(self._read_until_held_back)
                     side.start_soon(self._settlement.keep_saving)
@@ -277,7 +277,7 @@ class Pipeline:
         self._settlement.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
         self._drain.cancel()
 
-    async def _heed(self, signals: Signals, side: TaskGroup, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def _on_signals(self, signals: Signals, side: TaskGroup, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with signals as received:
             task_status.started()
             async for number in received:

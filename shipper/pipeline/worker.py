@@ -16,7 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 from shipper.config.settings import Settings
 from shipper.model.errors import ShipperError, StateError, first_of
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
-from shipper.pipeline.channel import Begin, Channel, End, Ended, Heeds, LostError, Ready, Report, Work
+from shipper.pipeline.channel import Begin, Channel, End, Ended, Listening, LostError, Ready, Report, Work
 from shipper.pipeline.pipeline import Pipeline, Signals
 from shipper.state.accepted_ids import read_accepted_ids
 from shipper.state.store import Saved
@@ -65,7 +65,7 @@ async def work(
             async with anyio.create_task_group() as side:
                 side.start_soon(_listen, channel, arrived_tx)
                 side.start_soon(reports.tell)
-                side.start_soon(_heed, signals, pipeline, channel)
+                side.start_soon(_on_signals, signals, pipeline, channel)
                 try:
                     await pipeline.run()
                     error = pipeline.gave_up
@@ -78,9 +78,9 @@ async def work(
         await channel.drain()
 
 
-async def _heed(signals: Signals, pipeline: Pipeline, channel: Channel) -> None:
+async def _on_signals(signals: Signals, pipeline: Pipeline, channel: Channel) -> None:
     with signals as received:
-        await channel.send(Heeds())
+        await channel.send(Listening())
         async for _ in received:
             pipeline.hurry()
 

@@ -193,7 +193,7 @@ class Follower:
         # One that has just gone again is still to be told from a copy.
         held = {file.place for file in self.files if file.new_since is not None}
         self._beside = {each.place for each in generations} | (self._beside & held)
-        self._tell_unknown({each.found.name for each in beside if not each.is_generation}, now)
+        self._log_unknown({each.found.name for each in beside if not each.is_generation}, now)
         return generations
 
     def _is_undecided(self, found: Found) -> bool:
@@ -203,7 +203,7 @@ class Follower:
         stream = self._book.at(found.place)  # of another name, it may have left its inode to this file
         return stream is None or stream.path != found.name
 
-    def _tell_unknown(self, names: set[str], now: float) -> None:
+    def _log_unknown(self, names: set[str], now: float) -> None:
         """Name once what lies beside followed files and is no generation of them, if it does so for a while."""
         self._unknown = {name: self._unknown.get(name, now) for name in names}
         for name, since in self._unknown.items():
@@ -361,7 +361,7 @@ class Follower:
         file.new_since = file.signature = None
         file.reader = reader
         self.files.wake(file)
-        self._tell_opened(reader)
+        self._log_opened(reader)
 
     def _is_copy(self, original: Stream | None, file: OpenFile) -> bool | None:
         """Release a file that no pattern names if its original is in place and contains all of it; None = later."""
@@ -412,9 +412,9 @@ class Follower:
         file = OpenFile(reader, place, str(reader.path), now)
         self.files.add(file)
         self.files.wake(file)
-        self._tell_opened(reader)
+        self._log_opened(reader)
 
-    def _tell_opened(self, reader: StreamReader) -> None:
+    def _log_opened(self, reader: StreamReader) -> None:
         log.info("source_opened", path=shown(reader.path), offset=reader.offset, size=reader.content.status().st_size)
 
     def _leave(self, file: OpenFile, now: float, *, is_present: bool) -> None:

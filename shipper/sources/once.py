@@ -207,7 +207,7 @@ class FilesOnce:
             if self._reader.offset:
                 self.read_before.append(ReadBefore(path, self._reader.stream, self._reader.offset))
         except (OSError, SourceError) as error:
-            self._tell_unreadable(path, error)
+            self._log_unreadable(path, error)
             return False
         if not self._reader.content.compression:
             self.done_bytes += self._reader.offset
@@ -231,7 +231,7 @@ class FilesOnce:
             reader.note_end(self._status, self._wall_time())
             self._end(reader.stream)
         except (OSError, SourceError) as error:
-            self._tell_unreadable(reader.path, error)
+            self._log_unreadable(reader.path, error)
         self._close()
         return None
 
@@ -242,7 +242,7 @@ class FilesOnce:
         if self._completion.action != "keep":
             self._uncompleted.append(stream)
 
-    def _tell_unreadable(self, path: Path, error: Exception) -> None:
+    def _log_unreadable(self, path: Path, error: Exception) -> None:
         log.error("source_unreadable", path=shown(path), error=str(error))
         self.unreadable += 1
         self._unreadable = [*self._unreadable, shown(str(error))][:_NAMED]

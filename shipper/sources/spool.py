@@ -203,13 +203,13 @@ class Spool:
             try:
                 await self._run_sync(self._move, source, anyio.current_time(), abandon_on_cancel=True)
             except NoRoomError as error:
-                self._tell_full(str(error))
+                self._log_full(str(error))
                 self._lacks_room = True
             except OSError as error:
                 # What was written and could not be forced to disk may be gone: there is nothing to try again.
                 if error.errno not in FULL_DISK or not self._segments.unwritten or self._segments.is_doubtful:
                     raise self._failed(error) from error
-                self._tell_full(str(error))
+                self._log_full(str(error))
                 self._lacks_room = True
             else:
                 self._full_since = None
@@ -248,7 +248,7 @@ class Spool:
         while (is_disk_full := self._lacks_room or is_full(self._directory)) or self._is_full:
             changed = self._changed
             if is_disk_full:
-                self._tell_full("little room is left on the disk")
+                self._log_full("little room is left on the disk")
                 if self._full_since is None:
                     self._full_since = anyio.current_time()
                 try:
@@ -274,7 +274,7 @@ class Spool:
         """Whether reading has to wait for a segment to be settled; the open one cannot be, so it is no reason."""
         return self.spooled_bytes >= self._max_bytes and any(segment.is_closed for segment in self._segments)
 
-    def _tell_full(self, reason: str) -> None:
+    def _log_full(self, reason: str) -> None:
         if not self._is_told_full:
             log.warning("spool_disk_full", directory=str(self._directory), error=reason)
         self._is_told_full = True

@@ -134,7 +134,7 @@ CREATE TABLE accepted_ids ( -- the EventIds that were accepted lately: files of 
     first_at REAL NOT NULL -- when the first one was saved
 ) STRICT;
 
-CREATE TABLE log_chain ( -- which write-ahead log belongs to this file: see `log_belongs`
+CREATE TABLE log_chain ( -- which write-ahead log belongs to this file: see `wal_belongs`
     one INTEGER PRIMARY KEY CHECK (one = 1),
     token BLOB NOT NULL, -- drawn by the first transaction of each log
     previous BLOB NOT NULL
@@ -187,24 +187,24 @@ def open_for_reading(directory: Path) -> sqlite3.Connection | None:
         return db
 
 
-def log_bytes(path: Path) -> int:
+def wal_bytes(path: Path) -> int:
     """Return the size of the write-ahead log of a database."""
     try:
-        return log_path(path).stat().st_size
+        return wal_path(path).stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def log_path(path: Path) -> Path:
+def wal_path(path: Path) -> Path:
     return path.with_name(f"{path.name}-wal")
 
 
-def chain_log(db: sqlite3.Connection) -> None:
+def chain_wal(db: sqlite3.Connection) -> None:
     """Begin a log, within its first transaction: draw its token, and name the log that was merged before."""
     db.execute("UPDATE log_chain SET previous = token, token = randomblob(16)")
 
 
-def log_belongs(path: Path) -> bool:
+def wal_belongs(path: Path) -> bool:
     """
     Return whether a database and its write-ahead log are of one making.
 
@@ -212,7 +212,7 @@ def log_belongs(path: Path) -> bool:
     before this one: its token is that one's or, once a part of this log was merged, this one's. A file or a log that
     was put back alone has another one.
     """
-    if not log_bytes(path):
+    if not wal_bytes(path):
         return True
     db = open_read_only(path)
     if db is None:
@@ -223,12 +223,12 @@ def log_belongs(path: Path) -> bool:
         except sqlite3.OperationalError:
             return not _has_table(db)  # it is being made
         try:
-            return _token_without_log(path) in chain
+            return _token_without_wal(path) in chain
         except sqlite3.DatabaseError:  # a crash came while the log was merged
             return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
 
 
-def _token_without_log(path: Path) -> bytes:
+def _token_without_wal(path: Path) -> bytes:
     db = open_read_only(path, "&immutable=1")
     assert db is not None
     with closing(db):

@@ -25,14 +25,14 @@ from shipper.state.letters import Letters
 from shipper.state.schema import (
     LETTER_BYTES,
     LETTER_OVERHEAD_BYTES,
-    chain_log,
+    chain_wal,
     consumer_id_of,
     is_made,
-    log_belongs,
-    log_bytes,
-    log_path,
     make_tables,
     open_for_reading,
+    wal_belongs,
+    wal_bytes,
+    wal_path,
 )
 from shipper.state.sqlite import all_or_nothing, understood
 from shipper.state.streams import StreamTable
@@ -48,7 +48,7 @@ _FOR_NOW: Final = {
     sqlite3.SQLITE_BUSY,
 }
 _MESSAGE_BYTES: Final = 4096
-_LOG_BYTES: Final = 1 << 20
+_WAL_BYTES: Final = 1 << 20
 _BUSY_LIMIT_S: Final = 30.0
 _DELETED_TOGETHER: Final = 200  # few, so that a running shipper soon has its turn
 _DELETED_BYTES: Final = 1 << 22
@@ -95,7 +95,7 @@ class Store:
         self._lock = threading.Lock()
         if (other := open_for_reading(directory)) is not None:
             other.close()  # a foreign database is left as it is, with its log; opened for writing, it would be emptied
-        self._check_log()
+        self._check_wal()
         with understood(self._path):
             # SQLite gives its side files the permissions of the database, so this covers them too.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -112,7 +112,7 @@ class Store:
     def _open(self, *, is_ready: bool) -> None:
         self._db.execute("PRAGMA journal_mode = WAL")
         # SQLite itself would notice that the end is missing only when it comes to read there.
-        self._empty_log()
+        self._empty_wal()
         size = self._db.execute("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size").fetchone()[0]
         if self._path.stat().st_size < size:
             raise sqlite3.DatabaseError(f"its end is missing: {self._path.stat().st_size} of {size} bytes are there")
@@ -123,9 +123,9 @@ class Store:
         self._db.execute("PRAGMA secure_delete = ON")
         if not is_ready:
             make_tables(self._db)
-            self._empty_log()
+            self._empty_wal()
 
-    def _check_log(self) -> None:
+    def _check_wal(self) -> None:
         """
         Raise if the database and its log do not belong together.
 
@@ -134,23 +134,23 @@ class Store:
         """
         with understood(self._path):
             # More than once: beside a running shipper, its log may be merged between two looks.
-            if any(log_belongs(self._path) for _ in range(3)):
+            if any(wal_belongs(self._path) for _ in range(3)):
                 return
         raise StateError(
-            f"{self._path} and {log_path(self._path)} do not belong together: one of them was restored or copied "
+            f"{self._path} and {wal_path(self._path)} do not belong together: one of them was restored or copied "
             "without the other. Both were left as they were. Restore both as of one moment; or move the log away to "
             "go on with the database alone: what was saved since then is sent again with the same EventIds"
         )
 
-    def _empty_log(self) -> None:
+    def _empty_wal(self) -> None:
         self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
-    def _bound_log(self) -> None:
+    def _bound_wal(self) -> None:
         """Merge a log that has grown, without waiting for readers: it takes room that the spool leaves on the disk."""
-        if log_bytes(self._path) >= _LOG_BYTES:
+        if wal_bytes(self._path) >= _WAL_BYTES:
             self._db.execute("PRAGMA busy_timeout = 0")
             try:
-                self._empty_log()
+                self._empty_wal()
             except sqlite3.Error:
                 pass  # what was committed stands; the next transaction tries again
             finally:
@@ -198,11 +198,11 @@ class Store:
         try:
             with self._alone():
                 with all_or_nothing(self._db, self._path):
-                    if not log_bytes(self._path):
-                        chain_log(self._db)
+                    if not wal_bytes(self._path):
+                        chain_wal(self._db)
                     yield
                 with at_work(Piece("save", str(self._path))):
-                    self._bound_log()
+                    self._bound_wal()
         except sqlite3.Error as error:
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             raise (StateUnwritableError if code in _FOR_NOW else StateError)(
@@ -354,7 +354,7 @@ class Store:
                 self._count(purged=deleted)
             purged += deleted
         with understood(self._path):
-            self._empty_log()
+            self._empty_wal()
         return purged
 
     def expire(self, before_s: float, now_s: float) -> int:
@@ -383,7 +383,7 @@ class Store:
             up_to_id = first_kept[0] - 1 if first_kept else last_id or 0
             self._db.execute("REPLACE INTO expiry VALUES (1, ?, ?)", (now_s, up_to_id))
         with understood(self._path):
-            self._empty_log()
+            self._empty_wal()
         return 0
 
     def _expired(self, before_s: float, up_to_id: int) -> list[int]:
@@ -412,7 +412,7 @@ class Store:
             deleted = ledger_upkeep.expire(self._db, day, now_s)
         if not deleted:
             with understood(self._path):
-                self._empty_log()
+                self._empty_wal()
         return deleted
 
     def erase_affiliate(self, affiliate_id: str) -> int:
@@ -441,7 +441,7 @@ class Store:
         """
         try:
             self._db.execute("VACUUM")
-            self._empty_log()
+            self._empty_wal()
         except sqlite3.Error as error:
             raise StateError(
                 f"{self._path} cannot be written anew ({error}), so copies of deleted bytes may be left in it; "

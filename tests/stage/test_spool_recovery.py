@@ -252,7 +252,7 @@ async def test_nothing_is_read_that_has_no_place(
         monkeypatch.setattr(spool_module, "_FULL_DISK_PAUSE_S", 0.001)
         spool = bench.spool(opened.fileno(), segment_bytes=segment_bytes, max_bytes=1 << 30)
         refusals: list[str] = []
-        monkeypatch.setattr(spool, "_tell_full", refusals.append)
+        monkeypatch.setattr(spool, "_log_full", refusals.append)
         await cut_off(spool, lambda: len(refusals) > 3)
         read_bytes = os.lseek(opened.fileno(), 0, os.SEEK_CUR)
         assert 1_000_000 < read_bytes < len(data), "the disk was never full"
