@@ -31,16 +31,23 @@ from tests.e2e.warm_start import SHIPPER as SHIPPER
 
 # Settings of a `shipper run` that a test waits for.
 QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
-_POLL_S = 0.02
 _PAGE_EVENTS = 10_000
+
+
+def pauses() -> Iterator[float]:
+    """Yield how long to sleep between looks: what comes soon is seen soon, and a long wait costs few looks."""
+    pause_s = 0.005
+    while True:
+        yield pause_s
+        pause_s = min(1.5 * pause_s, 0.05)
 
 
 def wait_until(condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
     """Poll until a condition holds; a test never trusts that something takes only so long."""
-    deadline = time.monotonic() + limit_s
+    deadline, pause = time.monotonic() + limit_s, pauses()
     while not condition():
         assert time.monotonic() < deadline, f"not within {limit_s} s: {what}"
-        time.sleep(_POLL_S)
+        time.sleep(next(pause))
 
 
 def event_id(line: bytes) -> str:
@@ -245,11 +252,11 @@ class Running:
     def wait_until(self, condition: Callable[[], object], what: str, *, limit_s: float = 60) -> None:
         """Wait for a condition that the running process brings about."""
 
-        deadline = time.monotonic() + limit_s
+        deadline, pause = time.monotonic() + limit_s, pauses()
         while not condition():
             assert not self.has_ended or condition(), f"ended before: {what}\n{self.stderr}"
             assert time.monotonic() < deadline, f"not within {limit_s} s: {what}\n{self.stderr}"
-            time.sleep(_POLL_S)
+            time.sleep(next(pause))
 
     def wait_for(self, text: str, *, limit_s: float = 60) -> None:
         """Wait until something stands on its stderr."""
@@ -269,13 +276,13 @@ class Running:
 
     def finish(self, *, limit_s: float = 30) -> Result:
         """Wait for its end, and hold it to the promise."""
-        deadline = time.monotonic() + limit_s
+        deadline, pause = time.monotonic() + limit_s, pauses()
         while not self.has_ended:
             if time.monotonic() > deadline:
                 self.end()
                 raise AssertionError(f"did not end within {limit_s} s\n{self.stderr}")
             _ = self.peak_bytes
-            time.sleep(_POLL_S)
+            time.sleep(min(next(pause), 0.02))  # what it takes at the very end is not to be missed
         self._close_stdin()
         stdout, stderr = self._stdout.read_text(errors="backslashreplace"), self.stderr
         last = stdout.rstrip().rpartition("\n")[2]
