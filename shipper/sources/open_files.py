@@ -20,8 +20,8 @@ from shipper.system.work import Piece, at_work, go_on_with
 
 log = structlog.get_logger("sources")
 
-_READ_TOGETHER_BYTES: Final = 1 << 22
-_BEGINNING_BYTES: Final = 8 << 20  # of the content of an archive
+_READ_TOGETHER_BYTES: Final = 1 << 21
+_BEGINNING_BYTES: Final = 2 << 20  # of the content of an archive
 
 # Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
 Ending = Literal["open", "quiet", "final"]
