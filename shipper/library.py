@@ -36,7 +36,7 @@ class Shipper:
     """
     Ships the records of this process.
 
-    When `send` returns, the record stands in a file of the state directory: it survives a crash of the process, and
+    When `send` returns, the record is in a file of the state directory: it survives a crash of the process, and
     one of the machine if `spool.fsync` is "always". In the end it is accepted by the service, in the dead letters with
     its reason, or pending; then the next one that uses the state directory delivers it, be it a `Shipper`, `shipper
     pipe`, `run` or `backfill`.
@@ -247,7 +247,7 @@ class Shipper:
         return state, state.spool(self._settings, fed, wall_time=time.time)
 
     def _told(self, error: BaseException) -> BaseException:
-        """Find what went wrong, and put it into words for the log and for whoever sends."""
+        """Describe an error for the log and for callers of `send`."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, OSError):
@@ -262,7 +262,7 @@ class Shipper:
 
 
 def _with_unread(summary: Summary, spool: Spool, store: Store, read_before: int) -> Summary:
-    """Count as read and pending what stands in the spool and was not read for lack of time."""
+    """Count records of the spool that were not read in time as read and pending."""
     if summary.outcome == "finished":
         return summary
     read = store.totals().read - read_before + spool.count_unsettled()

@@ -344,7 +344,7 @@ def origin_of(secret: Secret) -> str:
 
 def life_words(expires_at: float | None, wall_time: float) -> tuple[Result, str]:
     """
-    Say when a token expires, as the end of a sentence; empty if that is not known.
+    Return when a token expires, as the end of a sentence; empty if that is not known.
 
     Args:
         expires_at, wall_time: Seconds since the epoch.

@@ -39,7 +39,7 @@ _DUPLICATES_TOLD: Final = 5
 
 
 class StateStore(Protocol):
-    """Where it is saved: the `Store`, or whoever has it."""
+    """The `Store`, or in a worker its proxy."""
 
     def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
 

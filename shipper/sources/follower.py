@@ -204,7 +204,7 @@ class Follower:
         return stream is None or stream.path != found.name
 
     def _log_unknown(self, names: set[str], now: float) -> None:
-        """Name once what lies beside followed files and is no generation of them, if it does so for a while."""
+        """Log once each file that has been next to followed files for a while and is no generation of them."""
         self._unknown = {name: self._unknown.get(name, now) for name in names}
         for name, since in self._unknown.items():
             if since is not None and now - since >= self._rotate_wait_s:

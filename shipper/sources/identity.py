@@ -503,7 +503,7 @@ class StreamBook:
 
 def note_name(stream: Stream, path: str) -> None:
     """
-    Take note that a stream's file has left its name for another one, and whether that is a rotation.
+    Note that a stream's file was renamed, and whether that is a rotation.
 
     It is none if a folder was renamed or the file was put back by its name; nor if it looks like a generation of a
     file that it never was, as where an application numbers the files that it writes.

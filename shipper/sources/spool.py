@@ -280,7 +280,7 @@ class Spool:
         self._is_told_full = True
 
     def _tell(self) -> None:
-        """Wake whoever waits for the spool to grow or to shrink."""
+        """Wake tasks that wait for the spool to grow or to shrink."""
         self._changed.set()
         self._changed = anyio.Event()
 

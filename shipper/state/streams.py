@@ -159,7 +159,7 @@ class StreamTable:
 
     def note_unreachable(self, streams: Iterable[Stream], now_s: float) -> list[tuple[Stream, int]]:
         """
-        Take note of inputs that are gone with something unread.
+        Note inputs that are gone with something unread.
 
         Returns:
             Those that were not noted before, with the bytes that are known to be out of reach.

@@ -49,7 +49,7 @@ def status(
     options: SettingsOptions,
 ) -> None:
     """
-    Show whether everything is delivered, what stands in the way, what to do, and how long it will take.
+    Show whether everything is delivered, what prevents it, what to do, and how long it will take.
 
     Works with and without a running shipper; without one, it shows how the last one ended.
 
