@@ -77,12 +77,12 @@ def test_one_record_that_outgrows_the_room_is_left_for_later():
 
 
 def test_records_are_duplicates_by_the_ids_that_they_have_after_rewriting():
-    first, window = "0f8fad5b-d9cb-469f-a165-000000000001", codec(dedupe_window=10)
+    first, with_window = "0f8fad5b-d9cb-469f-a165-000000000001", codec(dedupe_window=10)
     spelled = [line(1), line(EventId=first.upper()), line(EventId=f"{{{first}}}"), line(2)]
-    (piece,) = encode(b"\n".join(spelled) + b"\n", codec=window)
+    (piece,) = encode(b"\n".join(spelled) + b"\n", codec=with_window)
     assert (good_lines([piece]), piece.waits) == ([line(1), line(2), line(1), line(1)], 2)
-    window.accept(piece.span, range(2))
-    (again,) = encode(b"\n".join(spelled) + b"\n", codec=window)
+    with_window.window.accept_events(piece.span, range(2))
+    (again,) = encode(b"\n".join(spelled) + b"\n", codec=with_window)
     assert (good_lines([again]), again.span.duplicates) == ([], 4)
 
 
@@ -112,10 +112,10 @@ def test_a_derived_id_is_a_uuid_over_the_values_as_they_are_sent(
 
 def test_one_player_twice_is_a_duplicate_by_the_derived_id():
     again = line(EventId=MISSING, Username="another", ConsumerID="1")
-    window = codec(event_id="derive", dedupe_window=10)
-    (first,) = encode(line(EventId=MISSING) + b"\n", codec=window)
-    window.accept(first.span, range(1))
-    (piece,) = encode(again + b"\n", codec=window)
+    with_window = codec(event_id="derive", dedupe_window=10)
+    (first,) = encode(line(EventId=MISSING) + b"\n", codec=with_window)
+    with_window.window.accept_events(first.span, range(1))
+    (piece,) = encode(again + b"\n", codec=with_window)
     assert (good_lines([piece]), piece.span.duplicates) == ([], 1)
 
 
