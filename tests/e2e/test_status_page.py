@@ -390,7 +390,7 @@ def test_pause_tells_why_what_to_do_and_when_it_is_tried_again(show: Show):
     page = show("paused")
     assert (page.state, page.text("h1")) == ("paused", "Paused: forbidden")
     assert page.texts(".pause") == [
-        f"The service forbids it (HTTP 403) What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
+        f"The service denied access (HTTP 403) What to do: {FORBIDDEN.advice} Since 16:10:00 (3 min) Next probe in 12 s"
     ]
     assert page.text().casefold().count("forbidden") == 1, "it is told once"
     assert page.text().count("subscription key are allowed to do") == 1
