@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from random import Random, SystemRandom
 
 import pytest
@@ -24,6 +25,9 @@ os.environ["SHIPPER_TEST_SEED"] = str(SEED)  # for the processes that share out 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    # What is started in the background of a shell ignores SIGINT, and so would each command that a test starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Before hypothesis reads its option, so that one number repeats the whole run.
     if getattr(config.option, "hypothesis_seed", "absent") is None:
         config.option.hypothesis_seed = str(SEED)
