@@ -223,6 +223,7 @@ class Settlement:
     def settle_part(self, span: Span, part: Checkpoint) -> None:
         """Settle the beginning of a span whose records another process took care of."""
         self.acks.settle_part(span, part)
+        self._ask_after_much()
         self._tell_progress()
 
     def settle_duplicate(self, span: Span, ordinal: int, line: bytes) -> None:
