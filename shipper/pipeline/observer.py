@@ -63,7 +63,6 @@ class Observer:
         wall_time: Callable[[], float],
     ) -> None:
         self._live = live
-        self._acks = settlement.acks
         self._settlement = settlement
         self._middle = middle
         self._source = source
@@ -78,7 +77,7 @@ class Observer:
     @property
     def totals(self) -> Totals:
         """What became of the records so far."""
-        totals, pending = self._acks.totals, self._middle.pending
+        totals, pending = self._settlement.acks.totals, self._middle.pending
         return replace(totals, read=totals.read + pending, pending=totals.pending + pending) if pending else totals
 
     async def run(self) -> None:
@@ -120,7 +119,7 @@ class Observer:
             dead_lettered=totals.dead_lettered,
             duplicates=totals.duplicates,
             pending=totals.pending,
-            dead_letters=self._acks.reasons.copy(),
+            dead_letters=self._settlement.acks.reasons.copy(),
             settled_bytes=self._settlement.settled_bytes,
             total_bytes=backlog.total_bytes,
             accepted_per_second=round((totals.accepted - earliest.accepted) / seconds, 1),
@@ -148,7 +147,7 @@ class Observer:
         return self._counts[0]
 
     def _oldest_unsettled_s(self, now: float) -> float | None:
-        since = [each for each in (self._acks.oldest_at, self._settlement.full_since) if each is not None]
+        since = [each for each in (self._settlement.acks.oldest_at, self._settlement.full_since) if each is not None]
         return round(now - min(since), 3) if since else None
 
     def _pauses(self, now: float, wall_now: float) -> list[Pause]:

@@ -96,6 +96,9 @@ class Content(Protocol):
     def is_ended(self) -> bool:
         """Return whether all was decompressed, down to the end of a member; if not, it was cut short or still grows."""
 
+    def rest(self) -> None:
+        """Hold as little memory as possible until it is read again."""
+
     def is_intact(self) -> bool:
         """Return whether the raw bytes that were read still seem to be there."""
 
@@ -127,6 +130,9 @@ class Plain:
 
     def is_ended(self) -> bool:
         return True
+
+    def rest(self) -> None:
+        """Do nothing: there is no decompressor."""
 
     def is_intact(self) -> bool:
         """Leave it to the caller, who knows which bytes it has seen."""
@@ -316,7 +322,7 @@ class Archive:
         return data
 
     def rest(self) -> None:
-        """Hold no decompressor; within a member, all is decompressed again from the beginning when its turn comes."""
+        """Drop the decompressor; within a member, all is decompressed again from the beginning when its turn comes."""
         if self._decompressor is not None:
             self.forget()
 

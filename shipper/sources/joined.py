@@ -8,7 +8,7 @@ from typing import Protocol
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
-from shipper.model.records import Backlog, Checkpoint, Chunk
+from shipper.model.records import Backlog, Checkpoint, Chunk, move_checkpoints
 
 
 class Part(Protocol):
@@ -38,9 +38,10 @@ class Joined:
                 side_by_side.start_soon(part.run, chunks_tx)
 
     async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        """Move the checkpoints, and let each part look at its own."""
+        """Move the checkpoints of all parts, and let each look at its own streams."""
+        move_checkpoints(saved)
         for part in self._parts:
-            await part.after_save(saved)
+            await part.after_save(())
 
     def backlog(self) -> Backlog:
         """Add up what the parts have before them."""

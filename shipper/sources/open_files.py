@@ -86,11 +86,6 @@ class OpenFile:
         if self.has_changed(status):
             self.signature, self.grew_at = signature(status), now
 
-    def rest(self) -> None:
-        """Hold no decompressor until it is read again."""
-        if isinstance(self.reader.content, Archive):
-            self.reader.content.rest()
-
     @property
     def is_at_its_end(self) -> bool:
         """Whether nothing is left to read, also of what has come since the last look."""
@@ -120,10 +115,10 @@ class _Archives:
             del self._at_work[not is_further]
         holder = self._at_work.get(is_further, file)
         if holder is not file and holder.is_ready:
-            file.rest()
+            file.reader.content.rest()
             return False
         if holder is not file:
-            holder.rest()  # nothing is left to read of it as of now
+            holder.reader.content.rest()  # nothing is left to read of it as of now
         self._at_work[is_further] = file
         return True
 
