@@ -7,19 +7,30 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup native demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
 
 setup: $(STAMP) ## make .venv and install the pinned dependencies and shipper itself
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/src/*)
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(MAKE) --no-print-directory native
 	@touch $@
+
+native: ## build the native part where there is cargo; shipper does the same without it, slower
+	@if ! command -v cargo >/dev/null; then \
+		echo "make: cargo is not found, so shipper runs without its native part"; \
+	elif ! { $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r native/requirements.lock && \
+		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+			--no-build-isolation --force-reinstall ./native; \
+	} >$(VENV)/native.log 2>&1; then \
+		echo "make: the native part could not be built, see $(VENV)/native.log; shipper runs without it"; \
+	fi
 
 demo: setup ## ship 10,000 sample events to a sandbox in the same process and show the report
 	$(BIN)/shipper demo
@@ -74,8 +85,10 @@ fuzz: setup ## hostile input to everything that reads foreign bytes (EXECUTIONS=
 lock: setup ## update requirements.lock: newest versions, hashes, no index address
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
+	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
+		--python-version 3.11 --group native/pyproject.toml:build --custom-compile-command "make lock" --output-file native/requirements.lock
 
 all: check test ## check and test
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) .bench .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) native/target .bench .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,355 @@
+//! Takes ordinary lines apart: one event each, in the strict wire form, with nothing that needs a second look.
+//!
+//! Whatever is taken here, `shipper.codec.judge` accepts as it stands. It accepts a little more, which is left to it:
+//! numbers with a fraction, escapes in names and in values that have a form or are counted, media of over 20 digits.
+
+use std::collections::HashMap;
+
+use crate::hashing::Folding;
+use crate::window::Window;
+
+const NAMES: [&[u8]; 13] = [
+    b"\"EventId\"",
+    b"\"IP\"",
+    b"\"Timestamp\"",
+    b"\"BTag\"",
+    b"\"ConsumerID\"",
+    b"\"ConsumerCountry\"",
+    b"\"ConsumerCurrencyID\"",
+    b"\"Username\"",
+    b"\"BrandID\"",
+    b"\"CustomerCurrencyID\"",
+    b"\"ConsumerStatus\"",
+    b"\"AffiliateID\"",
+    b"\"ConsumerState\"",
+];
+const ALL: u16 = (1 << NAMES.len()) - 1;
+const NO_DIGIT: u8 = 16;
+const HEX: [u8; 256] = digits(b"0123456789abcdef0123456789ABCDEF");
+const LOWER_HEX: [u8; 256] = digits(b"0123456789abcdef");
+const FIRST_DIGITS: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 14, 15, 16, 17];
+const LAST_DIGITS: [usize; 16] = [19, 20, 21, 22, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35];
+const MEDIA_MAX: usize = 20;
+
+/// Where a scan ends.
+pub struct Limits<'a> {
+    pub events: usize,
+    /// Of the lines and the newlines between them.
+    pub bytes: usize,
+    /// Of one line.
+    pub record_bytes: usize,
+    /// The last instant that a Timestamp may name.
+    pub latest: &'a [u8],
+}
+
+/// What the ledger counts an event by.
+#[derive(Clone, Copy, Default, Hash, PartialEq, Eq)]
+pub struct LedgerKey<'a> {
+    pub hour: &'a [u8],
+    pub brand_id: u64,
+    pub affiliate_id: &'a [u8],
+    pub media: &'a [u8],
+}
+
+#[derive(Default)]
+pub struct Event<'a> {
+    pub key: u128,
+    pub consumer_id: u64,
+    counted_by: LedgerKey<'a>,
+    /// Where the line after it begins.
+    next: usize,
+}
+
+pub struct Found<'a> {
+    pub events: Vec<Event<'a>>,
+    pub end: usize,
+    /// It ended before a line that is not ordinary, or whose EventId is known.
+    pub is_stopped: bool,
+}
+
+impl<'a> Found<'a> {
+    /// Leave out all events from `index` on.
+    pub fn cut(&mut self, index: usize) {
+        self.events.truncate(index);
+        self.end = self.events.last().map_or(self.end, |event| event.next);
+        self.is_stopped = true;
+    }
+
+    pub fn tally(&self) -> HashMap<LedgerKey<'a>, u64, Folding> {
+        let mut counts = HashMap::with_hasher(Folding::new());
+        for event in &self.events {
+            *counts.entry(event.counted_by).or_insert(0) += 1;
+        }
+        counts
+    }
+
+    pub fn has_distinct_consumers(&self) -> bool {
+        let mut ids: Vec<u64> = self.events.iter().map(|event| event.consumer_id).collect();
+        ids.sort_unstable();
+        ids.windows(2).all(|pair| pair[0] != pair[1])
+    }
+}
+
+/// Take lines from `start` on, as many as are ordinary, new to the window and within the limits.
+pub fn scan_lines<'a>(data: &'a [u8], start: usize, limits: &Limits, window: &Window) -> Found<'a> {
+    let mut found = Found { events: Vec::with_capacity(limits.events.min(1024)), end: start, is_stopped: false };
+    let mut order: [usize; 13] = std::array::from_fn(|field| field);
+    while found.events.len() < limits.events && found.end < data.len() {
+        let mut line = Line { data, at: found.end };
+        let Some(event) = line.event(&mut order, limits.latest) else {
+            found.is_stopped = true;
+            break;
+        };
+        if line.at - start > limits.bytes {
+            break;
+        }
+        if line.at - found.end > limits.record_bytes || window.is_known(event.key) {
+            found.is_stopped = true;
+            break;
+        }
+        found.end = event.next;
+        found.events.push(event);
+    }
+    found
+}
+
+/// One line, and how far it is read. What cannot be read is not ordinary, and nothing of it counts.
+struct Line<'a> {
+    data: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Line<'a> {
+    /// Read the line; `at` is its end then, without the newline.
+    fn event(&mut self, order: &mut [usize; 13], latest: &[u8]) -> Option<Event<'a>> {
+        let mut event = Event::default();
+        let mut seen = 0;
+        self.skip_blanks();
+        self.take(b'{')?;
+        for place in 0..NAMES.len() {
+            self.skip_blanks();
+            let field = self.field(order, place)?;
+            seen |= 1 << field;
+            self.skip_blanks();
+            self.take(b':')?;
+            self.skip_blanks();
+            match field {
+                0 => event.key = event_key(self.of_length()?)?,
+                1 => self.ip()?,
+                2 => {
+                    let timestamp: &[u8; 20] = self.of_length()?;
+                    event.counted_by.hour = &timestamp[..13];
+                    (is_timestamp(timestamp) && timestamp.as_slice() <= latest).then_some(())?;
+                }
+                3 => event.counted_by.media = self.b_tag()?,
+                4 => event.consumer_id = self.number()?,
+                5 => self.of_length::<2>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
+                6 => self.of_length::<3>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
+                7 | 10 => self.text().filter(|text| !text.is_empty()).map(drop)?,
+                8 => event.counted_by.brand_id = self.number()?,
+                9 => self.text().map(drop)?,
+                11 => event.counted_by.affiliate_id = self.text().filter(|text| !text.contains(&b'\\'))?,
+                _ => match self.text()? {
+                    [] => (),
+                    [first, second] if first.is_ascii_uppercase() && second.is_ascii_uppercase() => (),
+                    _ => return None,
+                },
+            }
+            self.skip_blanks();
+            self.take(if place + 1 < NAMES.len() { b',' } else { b'}' })?;
+        }
+        self.skip_blanks();
+        if seen != ALL || self.data.get(self.at).is_some_and(|&byte| byte != b'\n') {
+            return None;
+        }
+        event.next = self.data.len().min(self.at + 1);
+        Some(event)
+    }
+
+    fn skip_blanks(&mut self) {
+        while let Some(b' ' | b'\t' | b'\r') = self.data.get(self.at) {
+            self.at += 1;
+        }
+    }
+
+    fn take(&mut self, byte: u8) -> Option<()> {
+        (*self.data.get(self.at)? == byte).then(|| self.at += 1)
+    }
+
+    /// Read a name; most lines have the names in the order of the one before.
+    fn field(&mut self, order: &mut [usize; 13], place: usize) -> Option<usize> {
+        let rest = &self.data[self.at..];
+        let mut field = order[place];
+        if !rest.starts_with(NAMES[field]) {
+            field = NAMES.iter().position(|name| rest.starts_with(name))?;
+            order[place] = field;
+        }
+        self.at += NAMES[field].len();
+        Some(field)
+    }
+
+    /// Read a whole number from 1 to 2**63 - 1.
+    fn number(&mut self) -> Option<u64> {
+        let text = self.digits(19);
+        if text.is_empty() || text[0] == b'0' {
+            return None;
+        }
+        let number = text.iter().fold(0, |number, digit| 10 * number + u64::from(digit - b'0'));
+        (number <= i64::MAX as u64).then_some(number)
+    }
+
+    /// Read a string of so many bytes; what is in it is to be checked.
+    fn of_length<const LENGTH: usize>(&mut self) -> Option<&'a [u8; LENGTH]> {
+        self.take(b'"')?;
+        let text = self.data[self.at..].first_chunk()?;
+        self.at += LENGTH;
+        self.take(b'"')?;
+        Some(text)
+    }
+
+    /// Read a dotted-decimal address without leading zeros.
+    fn ip(&mut self) -> Option<()> {
+        self.take(b'"')?;
+        for end in *b"...\"" {
+            let octet = self.digits(3);
+            let value = octet.iter().fold(0, |value, digit| 10 * value + u32::from(digit - b'0'));
+            if octet.is_empty() || (octet[0] == b'0' && octet.len() > 1) || value > 255 {
+                return None;
+            }
+            self.take(end)?;
+        }
+        Some(())
+    }
+
+    /// Read digits, as many as the ledger keeps, an underscore, and 32 hexadecimal digits; gives the first ones.
+    fn b_tag(&mut self) -> Option<&'a [u8]> {
+        self.take(b'"')?;
+        let media = self.digits(MEDIA_MAX);
+        self.take(b'_')?;
+        let rest: &[u8; 32] = self.data[self.at..].first_chunk()?;
+        self.at += rest.len();
+        self.take(b'"')?;
+        let all = rest.iter().fold(0, |all, digit| all | HEX[*digit as usize]);
+        (!media.is_empty() && all < NO_DIGIT).then_some(media)
+    }
+
+    /// Read digits, at most so many.
+    fn digits(&mut self, most: usize) -> &'a [u8] {
+        let rest = &self.data[self.at..];
+        let count = rest.iter().take(most).take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += count;
+        &rest[..count]
+    }
+
+    /// Read a string; gives what is between its quotes, as it stands there.
+    fn text(&mut self) -> Option<&'a [u8]> {
+        self.take(b'"')?;
+        let start = self.at;
+        let mut is_ascii = true;
+        loop {
+            self.at += plain_bytes(&self.data[self.at..]);
+            match *self.data.get(self.at)? {
+                b'"' => break,
+                b'\\' => self.skip_escape()?,
+                0x80.. => {
+                    is_ascii = false;
+                    self.at += 1;
+                }
+                _ => return None,
+            }
+        }
+        let text = &self.data[start..self.at];
+        self.at += 1;
+        (is_ascii || std::str::from_utf8(text).is_ok()).then_some(text)
+    }
+
+    fn skip_escape(&mut self) -> Option<()> {
+        match *self.data.get(self.at + 1)? {
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
+            b'u' => match self.code_unit()? {
+                0xd800..=0xdbff => {
+                    (0xdc00..=0xdfff).contains(&self.code_unit()?).then_some(())?;
+                }
+                0xdc00..=0xdfff => return None,
+                _ => (),
+            },
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn code_unit(&mut self) -> Option<u16> {
+        let digits = self.data.get(self.at..self.at + 6)?.strip_prefix(b"\\u")?;
+        self.at += 6;
+        digits.iter().try_fold(0, |unit, digit| match HEX[*digit as usize] {
+            NO_DIGIT => None,
+            value => Some(unit << 4 | u16::from(value)),
+        })
+    }
+}
+
+/// How many bytes at the beginning are neither a quote, a backslash, a control character nor outside ASCII.
+fn plain_bytes(data: &[u8]) -> usize {
+    const ONES: u64 = u64::MAX / 255;
+    const TOPS: u64 = ONES << 7;
+    let mut count = 0;
+    for word in data.chunks_exact(8) {
+        let word = u64::from_le_bytes(word.try_into().expect("8 bytes"));
+        let (quote, backslash) = (word ^ (ONES * 0x22), word ^ (ONES * 0x5c));
+        // The lowest top bit that is set is exact; a borrow may set others above it.
+        let other = (quote.wrapping_sub(ONES) & !quote)
+            | (backslash.wrapping_sub(ONES) & !backslash)
+            | (word.wrapping_sub(ONES * 0x20) & !word)
+            | word;
+        if other & TOPS != 0 {
+            return count + (other & TOPS).trailing_zeros() as usize / 8;
+        }
+        count += 8;
+    }
+    let is_plain = |byte: &&u8| matches!(**byte, 0x20..=0x7f) && **byte != b'"' && **byte != b'\\';
+    count + data[count..].iter().take_while(is_plain).count()
+}
+
+const fn digits(known: &[u8]) -> [u8; 256] {
+    let mut values = [NO_DIGIT; 256];
+    let mut digit = 0;
+    while digit < known.len() {
+        values[known[digit] as usize] = digit as u8 % 16;
+        digit += 1;
+    }
+    values
+}
+
+/// The number that a UUID in its canonical form names.
+fn event_key(text: &[u8; 36]) -> Option<u128> {
+    let (mut halves, mut all) = ([0u64; 2], 0);
+    for (half, places) in halves.iter_mut().zip([FIRST_DIGITS, LAST_DIGITS]) {
+        for place in places {
+            let value = LOWER_HEX[text[place] as usize];
+            all |= value;
+            *half = *half << 4 | u64::from(value);
+        }
+    }
+    let is_good = all < NO_DIGIT && [text[8], text[13], text[18], text[23]] == *b"----";
+    is_good.then(|| u128::from(halves[0]) << 64 | u128::from(halves[1]))
+}
+
+fn is_timestamp(text: &[u8; 20]) -> bool {
+    let mut is_good = text[4] == b'-' && text[7] == b'-' && text[10] == b'T' && text[13] == b':' && text[16] == b':';
+    is_good &= text[19] == b'Z';
+    let mut number = |place: usize| {
+        let (tens, ones) = (text[place].wrapping_sub(b'0'), text[place + 1].wrapping_sub(b'0'));
+        is_good &= tens < 10 && ones < 10;
+        u32::from(tens) * 10 + u32::from(ones)
+    };
+    let (year, month, day) = (number(0) * 100 + number(2), number(5), number(8));
+    let (hour, minute, second) = (number(11), number(14), number(17));
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 => 28 + u32::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => 0,
+    };
+    is_good && year > 0 && day > 0 && day <= days && hour < 24 && minute < 60 && second < 60
+}
