@@ -10,6 +10,8 @@ from random import Random, SystemRandom
 import pytest
 from hypothesis import settings
 
+from shipper.system.native import ENGINE
+
 # Their assertions, too, tell what they saw.
 pytest.register_assert_rewrite(
     *("tests.e2e.driver", "tests.e2e.files", "tests.e2e.lives_of_files", "tests.e2e.rotation_cases"),
@@ -39,8 +41,11 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 10, 10)
 
 
-def pytest_report_header() -> str:
-    return f"random seed: {SEED} (SHIPPER_TEST_SEED={SEED} repeats it, for hypothesis too)"
+def pytest_report_header() -> list[str]:
+    return [
+        f"shipper is {ENGINE} (SHIPPER_NATIVE=0 makes it pure)",
+        f"random seed: {SEED} (SHIPPER_TEST_SEED={SEED} repeats it, for hypothesis too)",
+    ]
 
 
 @pytest.fixture

@@ -84,7 +84,9 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"shipper {__version__}")
+        from shipper.system.native import ENGINE
+
+        print(f"shipper {__version__} ({ENGINE})")
         raise typer.Exit
 
 

@@ -193,7 +193,8 @@ def _in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
     rate = summary.accepted / summary.seconds if summary.seconds else 0.0
     lines = [
         f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
-        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s, {rate:,.0f} events/s"
+        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s, {rate:,.0f} events/s "
+        f"({summary.engine})"
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))

@@ -132,6 +132,8 @@ class _Check:
 
     def add(self, name: str, chunks: Iterator[Chunk]) -> None:
         """Check one input; `name` identifies it in the findings."""
+        from shipper.codec import accept_events
+
         found = self.findings
         lines_before = 0
         for chunk in chunks:
@@ -140,7 +142,7 @@ class _Check:
                 span = encoded.span
                 found.records += span.records
                 found.duplicates += span.duplicates + encoded.waits
-                self._codec.window.accept_events(span, range(span.fresh))
+                accept_events(self._codec.window, span, range(span.fresh))
                 found.failed += len(span.rejections)
                 for rejection in span.rejections:
                     broken = found.rules.setdefault(rejection.rule, BrokenRule())

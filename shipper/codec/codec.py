@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, DedupeWindow, key_of, keys_of
+from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
 from shipper.codec.judge import SEPARATOR, Judge, Records
 from shipper.codec.rewrite import Changes, Rewriter, document_in
 from shipper.codec.rows import Unreadable, read_rows
@@ -27,14 +27,16 @@ from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_de
 from shipper.config.settings import RecordsSettings
 from shipper.model.framing import CUT_MARK, LINES, CsvRows, Frame, Framing, cut_record
 from shipper.model.records import MARKER_BYTES, NO_BOUNDS, Chunk, EncodedChunk, Rejection, Span, Stream, flat_bounds
+from shipper.system.native import NATIVE
 
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
 _NONE: Final = Columns.of(())
-_NOT_WATCHED: Final = (b"", -1)
+scan: Final[Any] = getattr(NATIVE, "scan", None)
 _WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 _PIECE_RECORDS: Final = 1000
+_RUN_MIN: Final = 32  # ordinary lines for which it pays to ask the scanner
 
 
 class _Piece(NamedTuple):
@@ -94,7 +96,7 @@ class Codec:
         on_duplicate: Callable[[str, Stream, int], None] | None = None,
     ) -> None:
         self._max_record_bytes = max_record_bytes
-        self.window = DedupeWindow(records.dedupe_window) if window is None else window
+        self.window = new_window(records.dedupe_window) if window is None else window
         self._on_duplicate = on_duplicate
         self._rewriter = Rewriter(records)
         self._expects_rewriting = self._rewriter.is_mapping
@@ -104,6 +106,9 @@ class Codec:
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
         self._walk: _Walk | None = None
+        self._scans = NATIVE is not None and isinstance(self.window, NATIVE.DedupeWindow) and _knows_rules(records)
+        self._not_scanned = 0  # so many lines are judged here before the scanner is asked again
+        self._not_scanned_next = 1
 
     def encode(
         self, chunk: Chunk, offset: int, *, room_events: int, room_bytes: int, latest: str
@@ -125,6 +130,11 @@ class Codec:
         start = offset - chunk.start_offset
         room_events = min(room_events, ADMITTED_MAX)
         if chunk.stream.framing is LINES:
+            if self._scans and chunk.stream.kind != "replay":
+                encoded = None if self._not_scanned else self._scan(chunk, offset, room_events, room_bytes, latest)
+                if encoded is not None:
+                    return encoded
+                room_events, self._not_scanned = min(room_events, self._not_scanned or 1), 0
             piece = self._take_lines(chunk, start, room_events, room_bytes, latest)
         else:
             piece = self._take_frames(chunk, start, room_events, latest)
@@ -158,9 +168,7 @@ class Codec:
     def refuse_unseen(self, chunk: Chunk, offset: int) -> EncodedChunk:
         """Refuse the next record without a look at what is in it; arguments and result as for `encode`."""
         data, framing = chunk.data, chunk.stream.framing
-        start = first_record(chunk, offset - chunk.start_offset)
-        if blank := _BLANK_LINES.match(data, start):
-            start = blank.end()
+        start = _first_line(chunk, offset - chunk.start_offset)
         frame = next(framing.frames(data, start), None)
         if frame is None:
             return self._finished(chunk, offset, _Piece(len(data), b"", _NONE, [], [], [], Changes()))
@@ -180,13 +188,13 @@ class Codec:
         if span.slot >= 0:
             self.window.take_back(span.slot, span.keys)
         else:
-            for event_id in encoded.event_ids[: span.fresh]:
-                self.window.forget(key_of(event_id))
+            for key in split_keys(span.event_keys[: KEY_BYTES * span.fresh]):
+                self.window.forget(key)
 
     def is_current(self, encoded: EncodedChunk) -> bool:
         """Return whether the answers that events of a piece wait for are still to come."""
-        waiting = encoded.event_ids[len(encoded.event_ids) - encoded.waits :]
-        return all(map(self.window.is_unsettled, map(key_of, waiting)))
+        waiting = encoded.span.event_keys[KEY_BYTES * (encoded.events - encoded.waits) :] if encoded.waits else b""
+        return all(map(self.window.is_unsettled, split_keys(waiting)))
 
     def document_of(self, raw: bytes, framing: Framing) -> dict[str, object]:
         """Return a record as the rules see it, as far as it can be read at all; for messages to people."""
@@ -204,12 +212,14 @@ class Codec:
         last_good = piece.starts[-1] if piece.starts else -1
         repeated, waits, waiting_bytes = _NONE, 0, 0
         is_watched = self.window.is_on and chunk.stream.kind != "replay"  # each of the letters is sent
-        keys, slot = self._admit(piece.columns.event_ids) if is_watched else _NOT_WATCHED
+        event_keys = self._keys_of(piece.columns.event_ids) if self.window.is_on else b""
+        keys, slot = self._admit(event_keys) if is_watched else (b"", -1)
         if slot is None:
             piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
             waits = len(waiting)
             waiting_bytes = 2 * sum(map(len, waiting)) + _WAITING_BYTES * waits  # in the chunk, and each by itself
-            keys, slot = self._admit(piece.columns.event_ids[: len(piece.columns.event_ids) - waits])
+            event_keys = self._keys_of(piece.columns.event_ids)
+            keys, slot = self._admit(event_keys[: len(event_keys) - KEY_BYTES * waits])
             assert slot is not None
         columns = piece.columns
         events = len(columns.event_ids)
@@ -225,7 +235,7 @@ class Codec:
             chunk=chunk if events else None,
             lines_at=piece.starts[0] if events else 0,
             bounds=_bounds_of(piece, chunk.start_offset),
-            event_ids=columns.event_ids,
+            event_keys=event_keys,
             keys=keys,
             slot=slot,
             fresh=events - waits if is_watched else 0,
@@ -236,28 +246,68 @@ class Codec:
         return EncodedChunk(
             span=span,
             lines=piece.lines,
-            event_ids=columns.event_ids,
+            events=events,
             consumer_ids=columns.consumer_ids,
-            has_distinct_event_ids=is_watched,
+            has_new_event_ids=is_watched,
+            has_distinct_consumer_ids=len(set(columns.consumer_ids)) == events,
             last_good=last_good,
             waits=waits,
         )
 
-    def _admit(self, event_ids: list[str]) -> tuple[bytes, int | None]:
-        """Return the keys of ids, and the slot of the first one: -1 if slots do not tell, None if not all are new."""
-        if not self._has_any_ids:
-            keys = keys_of(event_ids)
-            return keys, self.window.admit(keys) if keys else -1
-        keys = b"".join(map(key_of, event_ids))  # an empty id is none
+    def _keys_of(self, event_ids: list[str]) -> bytes:
+        return b"".join(map(key_of, event_ids)) if self._has_any_ids else keys_of(event_ids)
+
+    def _admit(self, event_keys: bytes) -> tuple[bytes, int | None]:
+        """Return the keys of ids that are some, and the slot of the first; -1 = not together, None = one is known."""
+        keys = event_keys
+        if self._has_any_ids:
+            keys = b"".join(key for key in split_keys(event_keys) if key != NO_KEY)
         slot = self.window.admit(keys) if keys else -1
-        return keys, slot if len(keys) == KEY_BYTES * len(event_ids) or slot is None else -1
+        return keys, slot if len(keys) == len(event_keys) or slot is None else -1
+
+    def _scan(self, chunk: Chunk, offset: int, room_events: int, room_bytes: int, latest: str) -> EncodedChunk | None:
+        """Take the next lines natively as far as they are ordinary; None if the first one is not, or has no room."""
+        data = chunk.data
+        start = _first_line(chunk, offset - chunk.start_offset)
+        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = scan(
+            data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
+        )
+        if is_stopped:  # where that is soon, more and more lines are judged before the scanner is asked again
+            self._not_scanned = min(2 * self._not_scanned_next, ADMITTED_MAX) if events < _RUN_MIN else 1
+            self._not_scanned_next = self._not_scanned
+        if not events:
+            return None
+        lines = data[start : end - 1] if data.endswith(b"\n", start, end) else data[start:end]
+        span = Span(
+            stream=chunk.stream,
+            start_offset=offset,
+            end_offset=chunk.start_offset + end,
+            tail=data[max(0, end - MARKER_BYTES) : end],
+            records=events,
+            unsettled=events,
+            chunk=chunk,
+            lines_at=chunk.start_offset + start,
+            event_keys=keys,
+            keys=keys,
+            slot=slot,
+            fresh=events if self.window.is_on else 0,
+            sent_bytes=len(lines),
+            ledger=ledger,
+        )
+        return EncodedChunk(
+            span=span,
+            lines=lines,
+            events=events,
+            consumer_ids=memoryview(consumer_ids).cast("q"),
+            has_new_event_ids=self.window.is_on,
+            has_distinct_consumer_ids=is_distinct,
+            last_good=span.lines_at,
+        )
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
         """Judge the next lines, all at once if they are good; None if not one of them fits."""
         data = chunk.data
-        start = first_record(chunk, start)
-        if blank := _BLANK_LINES.match(data, start):
-            start = blank.end()  # there may be millions
+        start = _first_line(chunk, start)
         end, count, array = self._cut(data, start, room_events, room_bytes)
         if end == start and end < len(data):
             return None
@@ -430,7 +480,7 @@ class Codec:
                 repeated.append(event)
                 if self._on_duplicate is not None:
                     self._on_duplicate(event_id, stream, starts[index])
-            elif key and (key in seen or self.window.is_unsettled(key)):
+            elif key != NO_KEY and (key in seen or self.window.is_unsettled(key)):
                 waiting.append(index)
             else:
                 seen.add(key)
@@ -463,7 +513,14 @@ class Codec:
             unsettled=0,
             rejections=[rejection],
         )
-        return EncodedChunk(span=span, lines=b"", event_ids=[], consumer_ids=[], has_distinct_event_ids=True)
+        return EncodedChunk(
+            span=span,
+            lines=b"",
+            events=0,
+            consumer_ids=(),
+            has_new_event_ids=True,
+            has_distinct_consumer_ids=True,
+        )
 
 
 def first_record(chunk: Chunk, start: int) -> int:
@@ -474,6 +531,18 @@ def first_record(chunk: Chunk, start: int) -> int:
     if isinstance(framing, CsvRows):
         return len(framing.header)
     return len(BOM_UTF8) if chunk.data.startswith(BOM_UTF8) else 0
+
+
+def _first_line(chunk: Chunk, start: int) -> int:
+    """Return where the first line after `start` begins that is not blank; there may be millions that are."""
+    start = first_record(chunk, start)
+    blank = _BLANK_LINES.match(chunk.data, start)
+    return blank.end() if blank else start
+
+
+def _knows_rules(records: RecordsSettings) -> bool:
+    """Return whether what is ordinary may pass as it is."""
+    return not (records.relax or records.allowed_statuses or records.mapping or records.unknown_fields == "keep")
 
 
 def _bounds_of(piece: _Piece, origin: int) -> array[int]:

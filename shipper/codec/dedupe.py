@@ -19,13 +19,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 from shipper.model.records import Span
+from shipper.system.native import NATIVE
 
 KEY_BYTES: Final = 16
 ADMITTED_MAX: Final = 1 << 14
 """Most keys that are admitted at a time."""
+NO_KEY: Final = blake2b(b"", digest_size=KEY_BYTES).digest()
+"""Stands where an event has an empty EventId."""
 
 _CANONICAL: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _VOID, _UNSETTLED, _ACCEPTED = range(3)
@@ -45,10 +48,10 @@ def keys_of(event_ids: Sequence[str]) -> bytes:
 
 
 def key_of(event_id: str) -> bytes:
-    """Return the key of an EventId of any form: what it says, if that is a UUID; empty if it is empty."""
+    """Return the key of an EventId of any form: what it says, if that is a UUID; `NO_KEY` if it is empty."""
     if _CANONICAL.fullmatch(event_id):
         return keys_of([event_id])
-    return blake2b(event_id.encode(), digest_size=KEY_BYTES).digest() if event_id else b""
+    return blake2b(event_id.encode(), digest_size=KEY_BYTES).digest()
 
 
 def split_keys(keys: bytes) -> tuple[bytes, ...]:
@@ -108,7 +111,7 @@ class DedupeWindow:
 
     def _find(self, key: bytes) -> int | None:
         """Find the place of a key that is unsettled or accepted."""
-        if not self._table or not key:
+        if not self._table:
             return None
         (cell,), _ = self._cells(key)
         place = self._find_from(self._table[cell] >> _TAG_BITS, key)
@@ -292,30 +295,6 @@ class DedupeWindow:
                 self._states[place + ordinal] = _ACCEPTED
         return True
 
-    def accept_events(self, span: Span, ordinals: Sequence[int]) -> None:
-        """Remember the EventIds of events of a span as accepted; later records with one of them are duplicates."""
-        if not self.is_on:
-            return
-        if span.slot >= 0:
-            is_all = span.fresh == len(span.event_ids)
-            fresh = ordinals if is_all else [ordinal for ordinal in ordinals if ordinal < span.fresh]
-            if self.accept(span.slot, fresh):
-                ordinals = () if is_all else [ordinal for ordinal in ordinals if ordinal >= span.fresh]
-        for ordinal in ordinals:
-            if key := key_of(span.event_ids[ordinal]):
-                self.accept_one(key)
-                if ordinal >= span.fresh:
-                    span.keys += key
-
-    def refuse_event(self, span: Span, event_id: str) -> None:
-        """Forget the EventId of an event of a span: the next record that has it may be a corrected one."""
-        key = key_of(event_id)
-        for start in range(0, len(span.keys), KEY_BYTES):
-            if span.keys.startswith(key, start):
-                span.keys = span.keys[:start] + span.keys[start + KEY_BYTES :]
-                break
-        self.forget(key)
-
     def accept_one(self, key: bytes) -> None:
         """Remember a key as accepted, wherever it is; also one that was not admitted."""
         place = self._find(key)
@@ -357,3 +336,35 @@ class DedupeWindow:
         place = self._find(key)
         if place is not None and self._states[place] == _UNSETTLED:
             self._states[place] = _VOID
+
+
+def new_window(size: int) -> DedupeWindow:
+    """Return a window; the native one, which has the same methods, if there is one."""
+    return DedupeWindow(size) if NATIVE is None else cast(DedupeWindow, NATIVE.DedupeWindow(size))
+
+
+def accept_events(window: DedupeWindow, span: Span, ordinals: Sequence[int]) -> None:
+    """Remember the EventIds of events of a span as accepted; later records with one of them are duplicates."""
+    if not window.is_on:
+        return
+    if span.slot >= 0:
+        is_all = KEY_BYTES * span.fresh == len(span.event_keys)
+        fresh = ordinals if is_all else [ordinal for ordinal in ordinals if ordinal < span.fresh]
+        if window.accept(span.slot, fresh):
+            ordinals = () if is_all else [ordinal for ordinal in ordinals if ordinal >= span.fresh]
+    for ordinal in ordinals:
+        key = span.event_keys[KEY_BYTES * ordinal : KEY_BYTES * (ordinal + 1)]
+        if key != NO_KEY:
+            window.accept_one(key)
+            if ordinal >= span.fresh:
+                span.keys += key
+
+
+def refuse_event(window: DedupeWindow, span: Span, event_id: str) -> None:
+    """Forget the EventId of an event of a span: the next record that has it may be a corrected one."""
+    key = key_of(event_id)
+    for start in range(0, len(span.keys), KEY_BYTES):
+        if span.keys.startswith(key, start):
+            span.keys = span.keys[:start] + span.keys[start + KEY_BYTES :]
+            break
+    window.forget(key)

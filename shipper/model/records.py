@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Final, Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.json import Decoder
 
 from shipper.model.framing import LINES, Framing
 
@@ -286,7 +287,8 @@ class Span(Struct, eq=False, kw_only=True):
         chunk: Where its records stand as they came; None once no record is unsettled.
         lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
         bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
-        event_ids: Of its events, in the same order; none once no record is unsettled.
+        event_keys: Of the EventIds of its events, 16 bytes each, in the same order; none if the window is off, or no
+            record is unsettled any more.
         keys: Of EventIds, 16 bytes each: of its events that are, or are to be, accepted.
         slot: Where the dedupe window has the first one, the others follow; -1 = nowhere together.
         fresh: So many events, the first ones, had a new EventId; those of the others are added to `keys` once accepted.
@@ -308,7 +310,7 @@ class Span(Struct, eq=False, kw_only=True):
     chunk: Chunk | None = None
     lines_at: int = 0
     bounds: array[int] = NO_BOUNDS
-    event_ids: list[str] = []
+    event_keys: bytes = b""
     keys: bytes = b""
     slot: int = -1
     fresh: int = 0
@@ -338,15 +340,23 @@ class Span(Struct, eq=False, kw_only=True):
         return flat_bounds((frame.start, frame.end) for frame in LINES.frames(chunk.data[:end], start))
 
 
+class _Identified(Struct):
+    EventId: str
+
+
+_identified: Final = Decoder(list[_Identified]).decode
+
+
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     """
     Validated events of one span, ready to be spliced into a body.
 
     Attributes:
         lines: Events in the wire form joined by a newline, none at the end; empty if no record was good.
-        event_ids, consumer_ids: One each per line, in order.
-        has_distinct_event_ids: Whether it is known that each EventId stands once in this chunk, but for empty ones and
-            those that wait.
+        consumer_ids: One for each event, in order.
+        has_new_event_ids: Whether each EventId is known to stand in no other unsettled event, and once in this chunk,
+            but for empty ones and those that wait.
+        has_distinct_consumer_ids: Whether each ConsumerID stands once in this chunk.
         last_good: Where the last good record begins in the stream, duplicates included; -1 if there is none. Of
             records that are all good, where any of them begins.
         waits: So many events at the end have the EventId of one whose answer is not there: until then they wait.
@@ -354,11 +364,17 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
 
     span: Span
     lines: bytes
-    event_ids: list[str]
-    consumer_ids: list[int]
-    has_distinct_event_ids: bool
+    events: int
+    consumer_ids: Sequence[int]
+    has_new_event_ids: bool
+    has_distinct_consumer_ids: bool
     last_good: int = -1
     waits: int = 0
+
+    @property
+    def event_ids(self) -> list[str]:
+        """The EventIds of its events, read from their lines."""
+        return [event.EventId for event in _identified(b"[" + self.lines.replace(b"\n", b",") + b"]")]
 
 
 class Batch(Struct, frozen=True, eq=False, kw_only=True):

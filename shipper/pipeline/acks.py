@@ -200,7 +200,7 @@ class Acks:
             return
         # The chunk is needed no more, and the span may have to wait long for those before it.
         chunk, span.chunk = span.chunk, None
-        span.bounds, span.event_ids = NO_BOUNDS, []
+        span.bounds, span.event_keys = NO_BOUNDS, b""
         users = self._chunks.pop(id(chunk)) - 1
         if users:
             self._chunks[id(chunk)] = users

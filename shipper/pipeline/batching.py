@@ -59,8 +59,8 @@ class Batcher:
         self._events = 0
         self._parts: list[tuple[Span, Sequence[int]]] = []
         self._event_ids: set[str] = set()
-        self._uncollected_event_ids: list[list[str]] = []
         self._consumer_ids: set[int] = set()
+        self._uncollected: list[EncodedChunk] = []
         self._oldest_at: float | None = None
 
     def __repr__(self) -> str:
@@ -104,31 +104,21 @@ class Batcher:
         Args:
             now: When the chunk arrived, on the caller's clock, seconds.
         """
-        if not chunk.event_ids:
+        if not chunk.events:
             return
-        assert len(chunk.event_ids) <= self.room_events
-        consumer_ids = set(chunk.consumer_ids) if self._unique_consumers else set()
-        if (
-            not chunk.waits
-            and (chunk.has_distinct_event_ids or len(set(chunk.event_ids)) == len(chunk.event_ids))
-            and (not self._unique_consumers or len(consumer_ids) == len(chunk.consumer_ids))
-            and (not self._events or self._is_disjoint(chunk.event_ids, consumer_ids))
-        ):
+        assert chunk.events <= self.room_events
+        if not chunk.waits and self._are_ids_unique(chunk):
             self._pieces += (chunk.lines.replace(b"\n", b","), b",")
             self._bytes += len(chunk.lines) + 1
-            self._events += len(chunk.event_ids)
-            self._parts.append((chunk.span, range(len(chunk.event_ids))))
-            self._uncollected_event_ids.append(chunk.event_ids)
-            if self._consumer_ids:
-                self._consumer_ids |= consumer_ids
-            else:
-                self._consumer_ids = consumer_ids
+            self._events += chunk.events
+            self._parts.append((chunk.span, range(chunk.events)))
+            self._uncollected.append(chunk)
             self._note_arrival(now)
             return
         events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
         for ordinal, (line, event_id, consumer_id) in enumerate(events):
             event = Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
-            if ordinal >= len(chunk.event_ids) - chunk.waits:
+            if ordinal >= chunk.events - chunk.waits:
                 self._waiting.setdefault(event_id, deque()).append(event)
             elif not self._take_one(event):
                 self._defer(event)
@@ -153,20 +143,32 @@ class Batcher:
         """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
         return self._waiting.pop(event_id, ())
 
-    def _is_disjoint(self, event_ids: list[str], consumer_ids: set[int]) -> bool:
-        self._collect_event_ids()
-        return self._event_ids.isdisjoint(event_ids) and self._consumer_ids.isdisjoint(consumer_ids)
+    def _are_ids_unique(self, chunk: EncodedChunk) -> bool:
+        """Return whether no id of a chunk stands twice in it, or in the open batch."""
+        is_unique = chunk.has_distinct_consumer_ids or not self._unique_consumers
+        if not chunk.has_new_event_ids:
+            event_ids = chunk.event_ids
+            is_unique = is_unique and len(set(event_ids)) == len(event_ids)
+        if not is_unique or not self._events:
+            return is_unique
+        self._collect_ids()
+        return (not self._unique_consumers or self._consumer_ids.isdisjoint(chunk.consumer_ids)) and (
+            chunk.has_new_event_ids or self._event_ids.isdisjoint(event_ids)
+        )
 
-    def _collect_event_ids(self) -> None:
-        """Make the set of ids in the open batch; most batches are of one chunk and never need it."""
-        for event_ids in self._uncollected_event_ids:
-            self._event_ids.update(event_ids)
+    def _collect_ids(self) -> None:
+        """Make the sets of ids in the open batch; most batches are of one chunk and never need them."""
+        for chunk in self._uncollected:
+            if not chunk.has_new_event_ids:
+                self._event_ids.update(chunk.event_ids)
+            if self._unique_consumers:
+                self._consumer_ids.update(chunk.consumer_ids)
         self._event_ids.discard("")  # which a relaxed rule lets pass, and is no id
-        self._uncollected_event_ids.clear()
+        self._uncollected.clear()
 
     def _take_one(self, event: Deferred) -> bool:
         """Put one event into the open batch unless it would stand twice or does not fit."""
-        self._collect_event_ids()
+        self._collect_ids()
         if (
             self.is_full
             or event.event_id in self._event_ids

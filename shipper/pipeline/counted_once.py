@@ -6,7 +6,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
-from shipper.codec import Codec, Columns, DedupeWindow, key_of, split_keys, tally
+from shipper.codec import Codec, Columns, key_of, new_window, split_keys, tally
 from shipper.codec.rules import ANY_TIME
 from shipper.config.settings import Settings
 from shipper.delivery.parts import event_in
@@ -23,7 +23,7 @@ class CountedOnce:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._window = DedupeWindow(settings.records.dedupe_window)
+        self._window = new_window(settings.records.dedupe_window)
 
     def part(self, chunk: Chunk, part: Checkpoint) -> Checkpoint:
         """Return what a worker reports of the beginning of what is left of a chunk; what repeats is a duplicate."""
@@ -50,7 +50,7 @@ class CountedOnce:
         for piece in codec.encode_all(
             chunk, room_bytes=self._settings.batch.max_bytes, latest=ANY_TIME, start_offset=part.start_offset
         ):
-            for event_id, line in zip(piece.event_ids, piece.lines.split(b"\n"), strict=bool(piece.event_ids)):
+            for event_id, line in zip(piece.event_ids, piece.lines.split(b"\n"), strict=bool(piece.events)):
                 if (key := key_of(event_id)) in missing:
                     missing.remove(key)
                     found.update(tally(Columns.of([event_in(line)])))

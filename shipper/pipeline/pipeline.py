@@ -25,7 +25,7 @@ from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from shipper.codec import DedupeWindow
+from shipper.codec import new_window
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
@@ -40,6 +40,7 @@ from shipper.pipeline.settlement import Settlement, StateStore
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.state.stuck import Place
 from shipper.status.live import Live
+from shipper.system.native import ENGINE
 
 log = structlog.get_logger("pipeline")
 
@@ -128,7 +129,7 @@ class Pipeline:
         self._settlement = Settlement(
             store,
             settings.state,
-            window=DedupeWindow(settings.records.dedupe_window if workers is None else 0),
+            window=new_window(settings.records.dedupe_window if workers is None else 0),
             on_saved=source.after_save,
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
@@ -149,6 +150,7 @@ class Pipeline:
         self._observer = Observer(
             Live(
                 version=__version__,
+                engine=ENGINE,
                 process_id=os.getpid(),
                 command=command,
                 destination=require_endpoint(settings, "intake").base_url,
@@ -232,6 +234,7 @@ class Pipeline:
             seconds=round(anyio.current_time() - started_at, 3),
             outcome=self._outcome(),
             message=f"{self.gave_up}. {self.gave_up.way_out}" if self.gave_up else "",
+            engine=ENGINE,
         )
 
     def _outcome(self) -> Outcome:

@@ -18,7 +18,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 from anyio.to_thread import run_sync
 
-from shipper.codec import Columns, DedupeWindow, key_of, tally
+from shipper.codec import Columns, DedupeWindow, accept_events, key_of, refuse_event, tally
 from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, HeldBackError, StateError, StateUnwritableError
@@ -244,7 +244,7 @@ class Settlement:
         if batch.parts[0][0].stream.kind == "replay":
             self._note_repeated(batch)
         for span, ordinals in batch.parts:
-            self.window.accept_events(span, ordinals)
+            accept_events(self.window, span, ordinals)
         self.acks.accept(batch)
 
     def _note_repeated(self, batch: Batch) -> None:
@@ -273,7 +273,7 @@ class Settlement:
             attempts=refusal.attempts,
             header=framing.header if isinstance(framing, CsvRows) else b"",
         )
-        self.window.refuse_event(span, event.EventId)
+        refuse_event(self.window, span, event.EventId)
         self.acks.reject(span, rejection, _ledger_key(event))
         log.warning(
             "record_rejected",

@@ -17,6 +17,7 @@ class Summary(Totals, kw_only=True):
         outcome: `finished` = read to the end; `drained` = ended before the end of the input; `aborted` = cut off
             with records pending; `gave_up` = the service took nothing for too long.
         message: Why it ended early, or which dead letters an earlier run has left of the same files; empty otherwise.
+        engine: `native` or `pure`: what scanned ordinary records.
     """
 
     batches: int
@@ -25,6 +26,7 @@ class Summary(Totals, kw_only=True):
     seconds: float
     outcome: Outcome
     message: str = ""
+    engine: str = ""
 
     def exit_code(self, *, is_one_shot: bool) -> int:
         """0 all accepted, 3 some are dead letters, 4 something is left to do; a followed input is never at its end."""

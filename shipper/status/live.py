@@ -51,6 +51,7 @@ class Live(Struct, frozen=True, kw_only=True):
         pending: Records that were read and are not settled yet.
         dead_letters: Records that were refused, by rule.
         settled_bytes: Of all inputs, by this process.
+        engine: `native` or `pure`: what scans ordinary records.
         total_bytes: Of an input with an end, its size, if known.
         accepted_per_second, settled_bytes_per_second: Of the last ten seconds.
         lag_bytes: Known to exist and not settled, of all inputs.
@@ -72,6 +73,7 @@ class Live(Struct, frozen=True, kw_only=True):
     """
 
     version: str
+    engine: str = ""
     process_id: int
     command: str
     destination: str = ""

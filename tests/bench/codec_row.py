@@ -22,7 +22,7 @@ def open_codec() -> Callable[[bytes], int]:
     Returns:
         A function from one chunk (whole lines) to the number of events that the codec accepted.
     """
-    from shipper.codec import Codec, latest_timestamp
+    from shipper.codec import Codec, accept_events, latest_timestamp
     from shipper.config.settings import RecordsSettings
     from shipper.model.records import Chunk, Stream
 
@@ -37,8 +37,8 @@ def open_codec() -> Callable[[bytes], int]:
             piece = codec.encode(chunk, offset, room_events=1000, room_bytes=999_000, latest=latest)
             assert piece is not None
             offset = piece.span.end_offset
-            codec.window.accept_events(piece.span, range(len(piece.event_ids)))
-            accepted += len(piece.event_ids)
+            accept_events(codec.window, piece.span, range(piece.events))
+            accepted += piece.events
         return accepted
 
     return accept

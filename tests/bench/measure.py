@@ -77,7 +77,7 @@ def clean_environment() -> dict[str, str]:
     return {
         name: value
         for name, value in os.environ.items()
-        if not name.lower().endswith("_proxy") and not name.startswith("SHIPPER_")
+        if not name.lower().endswith("_proxy") and (not name.startswith("SHIPPER_") or name == "SHIPPER_NATIVE")
     }
 
 

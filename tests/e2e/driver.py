@@ -350,7 +350,11 @@ class Shipper:
 
     def environment(self) -> dict[str, str]:
         """Nothing of the test's own environment that could be a setting."""
-        kept = {name: value for name, value in os.environ.items() if name == "PATH" or name.startswith("COV")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in {"PATH", "SHIPPER_NATIVE"} or name.startswith("COV")
+        }
         return kept | {
             "HOME": str(self.folder),
             "SHIPPER__INTAKE__BASE_URL": self.target.base_url,

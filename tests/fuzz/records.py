@@ -147,10 +147,10 @@ _LINES: Final = [entry.line for entry in ENTRIES if len(entry.line) < _LIMIT]
 _CSV: Final = b"\n".join(
     [",".join(FIELDS).encode(), *(",".join(map(str, json.loads(line).values())).encode() for line in _SAMPLES[:3])]
 )
-_SEEDS: Final = [bytes((number % 40, number % 11, 0)) + b"\n" + line for number, line in enumerate(_LINES)] + [
+LINE_SEEDS: Final = [bytes((number % 40, number % 11, 0)) + b"\n" + line for number, line in enumerate(_LINES)] + [
     bytes((number, number)) + b"\n" + b"\n".join(_SAMPLES[number * 5 : number * 5 + 5]) for number in range(8)
 ]
-_MUTATE: Final = mutator(
+MUTATE: Final = mutator(
     words=[
         *(b"\r", b"\n", b"\n\n", b"\0", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800", b"1e400", b"NaN", b'","', b"},{"),
         *(
@@ -193,6 +193,6 @@ _MUTATE: Final = mutator(
 )
 
 TARGETS: Final = (
-    Target("records", check_records, _SEEDS, _MUTATE, share=3),
-    Target("neighbours", check_neighbours, [*_SEEDS, b"\0\0\2\n" + _CSV], _MUTATE, share=2),
+    Target("records", check_records, LINE_SEEDS, MUTATE, share=3),
+    Target("neighbours", check_neighbours, [*LINE_SEEDS, b"\0\0\2\n" + _CSV], MUTATE, share=2),
 )

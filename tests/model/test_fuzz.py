@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shipper.system.native import NATIVE
 from tests.conftest import SEED
 from tests.fuzz.engine import Target, fuzz, write_failure
 from tests.fuzz.mutation import mutator
@@ -17,6 +18,7 @@ _NAMES = (
     *("answers", "waits", "tokens", "records", "neighbours", "framing", "rows", "odd-rows", "archives", "bombs"),
     *("settings", "reports", "segments", "snapshot", "database", "requests"),
     *("conversations", "grants", "fetches", "handshakes"),
+    *(("scanner",) if NATIVE else ()),
 )
 _TIMED = ("slow",)  # which measures time: `make fuzz` alone runs it
 

@@ -17,15 +17,16 @@ STREAM = Stream(stream_id=1, kind="file", path="x")
 def chunk(*pairs: tuple[str, int], pad: int = 0, is_known: bool = False) -> EncodedChunk:
     """A chunk of small events with these event and consumer ids."""
     lines = [
-        json.dumps({"e": event_id, "c": consumer_id, "p": "x" * pad}, separators=(",", ":")).encode()
+        json.dumps({"EventId": event_id, "c": consumer_id, "p": "x" * pad}, separators=(",", ":")).encode()
         for event_id, consumer_id in pairs
     ]
     return EncodedChunk(
         span=Span(stream=STREAM, start_offset=0, end_offset=1, tail=b"", records=len(pairs), unsettled=len(pairs)),
         lines=b"\n".join(lines),
-        event_ids=[event_id for event_id, _ in pairs],
+        events=len(pairs),
         consumer_ids=[consumer_id for _, consumer_id in pairs],
-        has_distinct_event_ids=is_known,
+        has_new_event_ids=is_known,
+        has_distinct_consumer_ids=len({consumer_id for _, consumer_id in pairs}) == len(pairs),
     )
 
 
@@ -35,7 +36,7 @@ def batcher(**changes: object) -> Batcher:
 
 def events(batch: Batch | None) -> list[tuple[str, int]]:
     assert batch is not None
-    return [(event["e"], event["c"]) for event in json.loads(batch.body)["events"]]
+    return [(event["EventId"], event["c"]) for event in json.loads(batch.body)["events"]]
 
 
 def test_nothing_makes_no_batch():
@@ -86,8 +87,8 @@ def test_a_second_event_of_a_consumer_waits_and_holds_nobody_up():
 
 def test_consumers_may_repeat_where_that_is_allowed_and_event_ids_never():
     loose = batcher(unique_consumers=False)
-    loose.add(chunk(("a", 1), ("b", 1), is_known=True), now=0)
-    loose.add(chunk(("a", 1), ("c", 1), is_known=True), now=0)
+    loose.add(chunk(("a", 1), ("b", 1)), now=0)
+    loose.add(chunk(("a", 1), ("c", 1)), now=0)
     assert events(loose.take()) == [("a", 1), ("b", 1), ("c", 1)]
     assert events(loose.take()) == [("a", 1)]
 

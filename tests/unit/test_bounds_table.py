@@ -217,10 +217,17 @@ def deferred(size: int) -> Run:
     batcher = Batcher(max_events=events, max_bytes=1 << 30, linger_s=1.0)
     stream = Stream(stream_id=1, kind="file", path="x")
     span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=events, unsettled=events)
-    ids = [f"{number:036}" for number in range(events)]
-    lines = b"\n".join([b"{}"] * events)
+    lines = b"\n".join(b'{"EventId":"%036d"}' % number for number in range(events))
     batcher.add(
-        EncodedChunk(span=span, lines=lines, event_ids=ids, consumer_ids=[1] * events, has_distinct_event_ids=True), 0.0
+        EncodedChunk(
+            span=span,
+            lines=lines,
+            events=events,
+            consumer_ids=[1] * events,
+            has_new_event_ids=True,
+            has_distinct_consumer_ids=False,
+        ),
+        0.0,
     )
     return batcher.take
 

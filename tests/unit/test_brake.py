@@ -44,9 +44,10 @@ def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
     return EncodedChunk(
         span=span,
         lines=b"",
-        event_ids=[""] * len(good),
+        events=len(good),
         consumer_ids=[],
-        has_distinct_event_ids=True,
+        has_new_event_ids=True,
+        has_distinct_consumer_ids=True,
         last_good=good[-1] if good else -1,
     )
 

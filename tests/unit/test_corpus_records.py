@@ -14,6 +14,7 @@ from shipper.codec.judge import SEPARATOR, Judge
 from shipper.model.records import Chunk, EncodedChunk, Rejection, Stream
 from tests.cases import each
 from tests.corpus import ENTRIES, LATEST, Entry, Mode, Neighbour, Outcome
+from tests.unit.test_codec import joined
 
 START = 5000
 BROKEN = b"no JSON"
@@ -39,8 +40,13 @@ def encode(codec: Codec, lines: Sequence[bytes], start: int) -> EncodedChunk:
     data = b"\n".join(lines) + b"\n"
     stream = Stream(stream_id=1, kind="file", path="x")
     chunk = Chunk(stream=stream, start_offset=start, end_offset=start + len(data), data=data)
-    piece = codec.encode(chunk, start, room_events=1000, room_bytes=1 << 24, latest=LATEST)
-    assert piece is not None
+    pieces = []
+    while not pieces or pieces[-1].span.end_offset < chunk.end_offset:
+        offset = pieces[-1].span.end_offset if pieces else start
+        encoded = codec.encode(chunk, offset, room_events=1000, room_bytes=1 << 24, latest=LATEST)
+        assert encoded is not None
+        pieces.append(encoded)
+    piece = joined(pieces)
     assert (piece.span.start_offset, piece.span.end_offset) == (start, chunk.end_offset)
     assert piece.span.unsettled == len(piece.event_ids) == len(piece.consumer_ids)
     assert piece.span.records == len(piece.event_ids) + len(piece.span.rejections)

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from shipper.codec import dedupe
-from shipper.codec.dedupe import ADMITTED_MAX, DedupeWindow, key_of, keys_of
+from shipper.codec.dedupe import ADMITTED_MAX, NO_KEY, DedupeWindow, key_of, keys_of
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 A, B, C = (bytes([each]) * 16 for each in b"abc")
@@ -30,7 +30,7 @@ def test_a_uuid_is_its_own_key_and_any_other_id_has_one():
     others = ["one", "ONE", UUID.upper(), UUID.replace("-", ""), f"{UUID}\n", "é", "0" * 36]
     assert len({key_of(each) for each in [UUID, *others]}) == len(others) + 1
     assert {len(key_of(each)) for each in others} == {16}
-    assert key_of("") == b""
+    assert key_of("") == NO_KEY
 
 
 def test_a_repeated_key_is_not_admitted_whether_its_answer_is_there_or_not():

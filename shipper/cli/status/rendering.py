@@ -81,7 +81,8 @@ def headline(seen: Snapshot) -> list[str]:
     troubles += [f"and {several(more, 'more input')} that cannot be read or found"] if more > 0 else []
     if live is not None:
         doing = {"starting": "starting", "draining": "draining, it reads no more,"}.get(live.phase, "running")
-        which = f"({printable(live.command)}, process {live.process_id})"
+        engine = f", {printable(live.engine)}" if live.engine else ""
+        which = f"({printable(live.command)}, process {live.process_id}{engine})"
         process = f"{doing} since {moment(live.started_at, seen.at)} {which}"
     elif seen.process_id is None:
         process = f"no shipper is running{_last_one(seen)}"

@@ -1,0 +1,75 @@
+"""The native scanner against the judge: what it takes passes as it stands, and what is ordinary is taken."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from typing import Final
+
+from shipper.codec.columns import Columns, tally
+from shipper.codec.dedupe import keys_of
+from shipper.codec.judge import SEPARATOR, Judge
+from shipper.config.settings import RecordsSettings
+from shipper.system.native import NATIVE
+from tests.fuzz.engine import Target
+from tests.fuzz.records import LINE_SEEDS, MUTATE
+from tests.unit.test_codec import LATEST
+
+_LIMIT: Final = 2_000
+_JUDGE: Final = Judge(RecordsSettings(mode="strict"))
+_ODD: Final = re.compile(rb'\\|"(?:ConsumerID|BrandID)"[ \t\r]*:[ \t\r]*[0-9]*[^0-9 \t\r,}]|"[0-9]{21,}_')
+
+
+def judged(lines: list[bytes]) -> Columns | None:
+    """Return what the judge makes of lines, all together; None if it does not take each of them."""
+    return _JUDGE.validate(b"[" + SEPARATOR.join(lines) + SEPARATOR + b"null]", len(lines), LATEST)
+
+
+def check_scanner(data: bytes) -> object:
+    """Scan a chunk from each line on that the scanner has left."""
+    head, _, body = data.partition(b"\n")
+    head += b"\0\0"
+    room_events, room_bytes = 1 + head[0] % 7, 300 + 100 * (head[1] % 40)
+    window = NATIVE.DedupeWindow(head[1] % 2)
+    start, taken, left = 0, 0, 0
+    known: set[bytes] = set()
+    while start < len(body):
+        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = NATIVE.scan(
+            body, start, room_events, room_bytes, _LIMIT, LATEST, window
+        )
+        lines = body[start:end].removesuffix(b"\n").split(b"\n") if events else []
+        assert len(lines) == events <= room_events
+        if lines:
+            columns = judged(lines)
+            assert columns is not None, "the judge does not take what the scanner takes"
+            assert max(map(len, lines)) <= _LIMIT
+            assert sum(map(len, lines)) + events - 1 <= room_bytes
+            assert array("q", consumer_ids).tolist() == columns.consumer_ids
+            assert is_distinct == (len(set(columns.consumer_ids)) == events)
+            assert ledger == tally(columns)
+            if window.is_on:
+                ids = [keys[at : at + 16] for at in range(0, len(keys), 16)]
+                assert keys == keys_of(columns.event_ids)
+                assert len({*ids, *known}) == len(ids) + len(known), "a known EventId is taken"
+                known.update(ids)
+                assert slot >= 0
+        start, taken = end, taken + events
+        if events == room_events and not is_stopped:
+            continue
+        line = body[start:].partition(b"\n")[0]
+        if start < len(body) and is_stopped:
+            left += 1
+            alone = judged([line]) if len(line) <= _LIMIT else None
+            is_known = alone is not None and window.is_on and keys_of(alone.event_ids) in known
+            assert alone is None or is_known or _ODD.search(line), "what is ordinary is not taken"
+        elif start < len(body) and not events:
+            assert len(line) > room_bytes or room_events == 0, "there is room for one more"
+            room_bytes += len(line)
+            continue
+        if not is_stopped:
+            continue
+        start = min(start + len(line) + 1, len(body))
+    return taken, left
+
+
+TARGETS: Final = (Target("scanner", check_scanner, LINE_SEEDS, MUTATE, share=2),) if NATIVE else ()

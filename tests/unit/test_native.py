@@ -1,0 +1,167 @@
+"""The native part: what the scanner takes and leaves, and a window that answers like the one in Python."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shipper.codec import Codec, DedupeWindow, tally
+from shipper.codec.columns import Columns
+from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, key_of
+from shipper.config.settings import RecordsSettings
+from shipper.delivery.parts import event_in
+from shipper.system.native import NATIVE
+from tests.cases import each
+from tests.unit.test_codec import LATEST, LIMIT, encode, good_lines, line
+
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the native part is not installed, or switched off")
+
+UUIDS = [f"0f8fad5b-d9cb-469f-a165-{number:012x}" for number in range(20)]
+
+
+def scan(data: bytes, *, start: int = 0, events: int = 1000, room_bytes: int = 1 << 20, window: Any = None) -> Any:
+    return NATIVE.scan(data, start, events, room_bytes, LIMIT, LATEST, window or NATIVE.DedupeWindow(0))
+
+
+def reordered(raw: bytes) -> bytes:
+    first, _, rest = raw[1:-1].partition(b",")
+    return b"{" + rest + b"," + first + b"}"
+
+
+def test_ordinary_lines_are_taken_together():
+    lines = [
+        line(1),
+        reordered(line(2)),
+        line(3).replace(b":", b" :\t").replace(b",", b" , ").replace(b" :\t30 :\t", b":30:") + b"\r",
+        line(4, Username='é"\\\n\u2028🐴'),
+        line(5, Username="@@").replace(b"@@", rb"\u00e9\ud83d\udc34\/"),
+        line(6, ConsumerID=2**63 - 1, AffiliateID="é", ConsumerState="NJ"),
+    ]
+    data = b"\n".join(lines)
+    for end in (b"", b"\n"):
+        events, stop, _, _, consumer_ids, is_distinct, ledger, is_stopped = scan(data + end)
+        assert (events, stop, is_distinct, is_stopped) == (6, len(data + end), False, False)
+        assert memoryview(consumer_ids).cast("q").tolist() == [event_in(each).ConsumerID for each in lines]
+        assert ledger == tally(Columns.of(list(map(event_in, lines))))
+
+
+@each(
+    "raw",
+    [
+        line(IP="01.2.3.4"),
+        line(ConsumerID=2**63),
+        line(ConsumerID=0),
+        line(BrandID=1.0),
+        line(Username=""),
+        line(Username="@").replace(b"@", rb"\ud800"),
+        line(Username="@").replace(b"@", b"\xff"),
+        line(Username="@").replace(b"@", b"\x01"),
+        line(Timestamp="2026-02-29T00:00:00Z"),
+        line(Timestamp="2026-11-20T24:00:00Z"),
+        line(Timestamp="9026-11-20T12:00:00Z"),
+        line(EventId=UUIDS[0].upper()),
+        line(BTag="1" * 21 + "_" + "a" * 32),
+        line(AffiliateID="a/b").replace(b"/", rb"\/"),
+        line(Username="x" * LIMIT),
+        line()[:-1] + b',"x":1}',
+        line()[:-1] + b',"IP":"192.0.2.1"}',
+        line().replace(b',"ConsumerState":""', b""),
+        b"\0" + line(),
+        line() + line(),
+        b"",
+        b"{}",
+        b"null",
+    ],
+)
+def test_it_stops_before_what_is_not_ordinary(raw: bytes):
+    before = line(1) + b"\n"
+    events, stop, *_, is_stopped = scan(before + raw + b"\n" + line(2))
+    assert (events, stop, is_stopped) == (1, len(before), True)
+
+
+def test_it_keeps_within_the_room():
+    data = b"\n".join([line(1), line(2), line(3)])
+    assert scan(data, events=2)[0] == 2
+    assert scan(data, room_bytes=len(line()) * 2 + 1)[0] == 2
+    assert scan(data, room_bytes=len(line()) * 2)[0] == 1
+    assert scan(data, room_bytes=0)[:2] == (0, 0)
+    assert scan(data, start=len(line()) + 1)[0] == 2
+
+
+def test_it_stops_before_an_event_id_that_is_known():
+    window = NATIVE.DedupeWindow(100)
+    data = b"\n".join([line(1), line(2), line(1), line(3)])
+    events, stop, slot, keys, *_, is_stopped = scan(data, window=window)
+    assert (events, stop, slot, is_stopped) == (2, 2 * len(line()) + 2, 1, True)
+    assert keys == b"".join(key_of(event_in(line(number)).EventId) for number in (1, 2))
+    assert scan(data, start=stop, window=window)[0] == 0
+
+
+def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPatch):
+    asked: list[int] = []
+
+    def counted(data: bytes, start: int, *rest: Any) -> Any:
+        asked.append(start)
+        return NATIVE.scan(data, start, *rest)
+
+    monkeypatch.setattr("shipper.codec.codec.scan", counted)
+    sloppy = [line(number, ConsumerID=str(number + 1)) for number in range(3000)]
+    codec = Codec(RecordsSettings(), max_record_bytes=LIMIT)
+    assert len(good_lines(encode(b"\n".join(sloppy), codec=codec))) == 3000
+    assert len(asked) < 15
+    asked.clear()
+    good = [line(number) for number in range(5000, 8000)]
+    assert good_lines(encode(b"\n".join(good), codec=codec)) == good
+    assert len(asked) >= 2, "it is asked again"
+
+
+FILLING = b"".join(key_of(str(number)) for number in range(100, 3 * ADMITTED_MAX + 200))
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember", "accept_all"]),
+        st.lists(st.integers(0, 60), min_size=1, max_size=12),
+        st.integers(0, 1000),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS, st.integers(1, 40))
+def test_both_windows_give_the_same_answers(operations: list[tuple[str, list[int], int]], size: int):
+    windows = DedupeWindow(size), NATIVE.DedupeWindow(size)
+    filling = FILLING[: KEY_BYTES * (3 * ADMITTED_MAX + size - 20)]  # so that the end of the ring is near
+    admitted: list[tuple[int, bytes]] = []
+    for window in windows:
+        window.remember(filling)
+    for name, numbers, chance in operations:
+        keys = b"".join(map(key_of, (UUIDS[number] if number < 20 else str(number) for number in numbers)))
+        match name:
+            case "admit":
+                slots = [window.admit(keys) for window in windows]
+                assert slots[0] == slots[1]
+                if slots[0] is not None:
+                    admitted.append((slots[0], keys))
+            case "accept" | "take_back" if admitted:
+                slot, keys = admitted.pop(chance % len(admitted))
+                ordinals = list(range(len(keys) // 16))[chance % 3 :: 1 + chance % 2]
+                if name == "take_back":
+                    assert [window.take_back(slot, keys) for window in windows] == [None, None]
+                elif chance % 5:
+                    assert len({window.accept(slot, ordinals) for window in windows}) == 1
+                else:
+                    assert len({window.accept(slot, range(len(keys) // 16)) for window in windows}) == 1
+            case "accept_all":
+                assert windows[0].accept_all(keys) == windows[1].accept_all(keys)
+            case "remember":
+                for window in windows:
+                    window.remember(keys)
+            case "forget" | "accept_one":
+                for window in windows:
+                    getattr(window, name)(keys[:16])
+        for number in (*numbers, chance):
+            key = key_of(UUIDS[number] if number < 20 else str(number))
+            assert windows[0].is_accepted(key) == windows[1].is_accepted(key)
+            assert windows[0].is_unsettled(key) == windows[1].is_unsettled(key)
