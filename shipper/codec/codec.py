@@ -36,7 +36,9 @@ scan: Final[Any] = getattr(NATIVE, "scan", None)
 _WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 _PIECE_RECORDS: Final = 1000
-_RUN_MIN: Final = 32  # ordinary lines for which it pays to ask the scanner
+# Ordinary lines for which it pays to ask the scanner. So many others are judged together that the brake notices a clock
+# that is behind before any of them is refused.
+_RUN_MIN: Final = 32
 
 
 class _Piece(NamedTuple):
@@ -273,7 +275,8 @@ class Codec:
             data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
         )
         if is_stopped:  # where that is soon, more and more lines are judged before the scanner is asked again
-            self._not_scanned = min(2 * self._not_scanned_next, ADMITTED_MAX) if events < _RUN_MIN else 1
+            few = events < _RUN_MIN
+            self._not_scanned = min(max(_RUN_MIN, 2 * self._not_scanned_next), ADMITTED_MAX) if few else 1
             self._not_scanned_next = self._not_scanned
         if not events:
             return None
