@@ -148,7 +148,7 @@ class _Parent:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={"PATH": os.environ["PATH"]},
+                env={name: os.environ[name] for name in ("PATH", "SHIPPER_NATIVE") if name in os.environ},
             )
 
 
