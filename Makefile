@@ -22,10 +22,17 @@ $(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/src/*)
 	@$(MAKE) --no-print-directory native
 	@touch $@
 
+# What is pinned names no registry; cargo says which one is its default.
+native/Cargo.lock: native/crates.lock
+	rm -f $@
+	cd native && cargo generate-lockfile --quiet
+	source=$$(sed -n 's/^source = //p' $@ | head -n 1) && sed "s|^source = .*|source = $$source|" $< >$@
+
 native: ## build the native part where there is cargo; shipper does the same without it, slower
 	@if ! command -v cargo >/dev/null; then \
 		echo "make: cargo is not found, so shipper runs without its native part"; \
-	elif ! { $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r native/requirements.lock && \
+	elif ! { $(MAKE) --no-print-directory native/Cargo.lock && \
+		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r native/requirements.lock && \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 			--no-build-isolation --force-reinstall ./native; \
 	} >$(VENV)/native.log 2>&1; then \
@@ -87,6 +94,9 @@ lock: setup ## update requirements.lock: newest versions, hashes, no index addre
 		--python-version 3.11 --all-extras --custom-compile-command "make lock" --output-file requirements.lock pyproject.toml
 	$(BIN)/uv pip compile --quiet --upgrade --universal --generate-hashes --no-emit-index-url --no-emit-find-links \
 		--python-version 3.11 --group native/pyproject.toml:build --custom-compile-command "make lock" --output-file native/requirements.lock
+	rm -f native/Cargo.lock
+	cd native && cargo generate-lockfile --quiet
+	sed 's|^source = .*|source = "registry"|' native/Cargo.lock >native/crates.lock
 
 all: check test ## check and test
 
