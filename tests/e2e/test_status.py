@@ -160,7 +160,7 @@ def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
     assert lines[0].startswith("paused since ")
     assert "(forbidden): " in lines[0]
     assert lines[1].startswith("  what to do: ")
-    assert f"(run, process {running.pid})" in lines[2]
+    assert f"(run, process {running.pid}, " in lines[2]
     assert any(line.startswith("records: ") and line.endswith("+ 100 pending") for line in lines)
     assert is_delivered(shipper, before)
     text = ask(shipper, "--until", "now", code=4, is_process=True)
