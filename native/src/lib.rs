@@ -11,11 +11,11 @@ mod window;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-use lines::{scan_lines, Limits};
+use lines::{scan_lines, take, Event, Limits};
 use window::{keys_in, Window};
 
-/// What `scan` returns: lines, end, slot, keys, ConsumerIDs, whether these are distinct, ledger, why it ended.
-type Scanned<'py> = (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Bound<'py, PyDict>, bool);
+/// Lines, end, slot, keys, ConsumerIDs, whether these are distinct, ledger, whether a line ended it.
+type Taken<'py> = (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Bound<'py, PyDict>, bool);
 
 #[pyclass(name = "DedupeWindow")]
 struct PyWindow {
@@ -82,55 +82,71 @@ impl PyWindow {
     }
 }
 
-/// Take ordinary lines from `start` on, and admit their EventIds to a window that is on.
-///
-/// It ends before the first line that is not ordinary, whose EventId is known, or that has no room: at least one of
-/// the limits then. The last item tells whether it ended because of the line itself.
+/// The ordinary lines of a chunk.
+#[pyclass(frozen)]
+struct Scan {
+    events: Vec<Event>,
+}
+
+#[pymethods]
+impl Scan {
+    /// Take events from `start` on, and admit their EventIds to a window that is on.
+    ///
+    /// It ends before the first line that is not ordinary, whose EventId is known, or that has no room. The last item
+    /// tells whether it ended because of the line itself. `data` is what was scanned.
+    #[allow(clippy::too_many_arguments)]
+    fn take<'py>(
+        &self,
+        py: Python<'py>,
+        data: &Bound<'py, PyBytes>,
+        start: usize,
+        room_events: usize,
+        room_bytes: usize,
+        max_record_bytes: usize,
+        latest: &str,
+        window: &Bound<'py, PyWindow>,
+    ) -> PyResult<Taken<'py>> {
+        let mut borrowed = window.borrow_mut();
+        let window = &mut borrowed.window;
+        let latest = latest.as_bytes();
+        let limits = Limits { events: room_events, bytes: room_bytes, record_bytes: max_record_bytes, latest };
+        let mut run = take(data.as_bytes(), &self.events, start, &limits, window);
+        let mut slot = -1;
+        if window.is_on() && !run.events.is_empty() {
+            let keys: Vec<u128> = run.events.iter().map(|event| event.key).collect();
+            // A line of this piece may repeat one before it; that one is new.
+            let admitted = window.admit(&keys).or_else(|known_at| {
+                run.cut(known_at);
+                window.admit(&keys[..known_at])
+            });
+            slot = admitted.expect("the keys before the first one that is known are new") as i64;
+        }
+        let keys = PyBytes::new_with(py, if window.is_on() { 16 * run.events.len() } else { 0 }, |bytes| {
+            for (place, event) in bytes.chunks_exact_mut(16).zip(run.events) {
+                place.copy_from_slice(&event.key.to_be_bytes());
+            }
+            Ok(())
+        })?;
+        let consumer_ids = PyBytes::new_with(py, 8 * run.events.len(), |bytes| {
+            for (place, event) in bytes.chunks_exact_mut(8).zip(run.events) {
+                place.copy_from_slice(&event.consumer_id.to_ne_bytes());
+            }
+            Ok(())
+        })?;
+        let ledger = PyDict::new(py);
+        for (key, count) in run.tally() {
+            ledger.set_item((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), count)?;
+        }
+        let is_distinct = run.has_distinct_consumers();
+        Ok((run.events.len(), run.end, slot, keys, consumer_ids, is_distinct, ledger, run.is_stopped))
+    }
+}
+
+/// Find the ordinary lines of a chunk; other threads run meanwhile.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)]
-fn scan<'py>(
-    py: Python<'py>,
-    data: &Bound<'py, PyBytes>,
-    start: usize,
-    room_events: usize,
-    room_bytes: usize,
-    max_record_bytes: usize,
-    latest: &str,
-    window: &Bound<'py, PyWindow>,
-) -> PyResult<Scanned<'py>> {
-    let mut borrowed = window.borrow_mut();
-    let window = &mut borrowed.window;
-    let limits =
-        Limits { events: room_events, bytes: room_bytes, record_bytes: max_record_bytes, latest: latest.as_bytes() };
-    let mut found = scan_lines(data.as_bytes(), start, &limits, window);
-    let mut slot = -1;
-    if window.is_on() && !found.events.is_empty() {
-        let keys: Vec<u128> = found.events.iter().map(|event| event.key).collect();
-        // A line of this piece may repeat one before it; that one is new.
-        let admitted = window.admit(&keys).or_else(|known_at| {
-            found.cut(known_at);
-            window.admit(&keys[..known_at])
-        });
-        slot = admitted.expect("the keys before the first one that is known are new") as i64;
-    }
-    let events = &found.events;
-    let keys = PyBytes::new_with(py, if window.is_on() { 16 * events.len() } else { 0 }, |bytes| {
-        for (place, event) in bytes.chunks_exact_mut(16).zip(events) {
-            place.copy_from_slice(&event.key.to_be_bytes());
-        }
-        Ok(())
-    })?;
-    let consumer_ids = PyBytes::new_with(py, 8 * events.len(), |bytes| {
-        for (place, event) in bytes.chunks_exact_mut(8).zip(events) {
-            place.copy_from_slice(&event.consumer_id.to_ne_bytes());
-        }
-        Ok(())
-    })?;
-    let ledger = PyDict::new(py);
-    for (key, count) in found.tally() {
-        ledger.set_item((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), count)?;
-    }
-    Ok((events.len(), found.end, slot, keys, consumer_ids, found.has_distinct_consumers(), ledger, found.is_stopped))
+fn scan(py: Python<'_>, data: &Bound<'_, PyBytes>) -> Scan {
+    let data = data.as_bytes();
+    Scan { events: py.detach(|| scan_lines(data)) }
 }
 
 fn text(bytes: &[u8]) -> &str {
@@ -141,5 +157,6 @@ fn text(bytes: &[u8]) -> &str {
 fn shipper_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<PyWindow>()?;
+    module.add_class::<Scan>()?;
     module.add_function(wrap_pyfunction!(scan, module)?)
 }

@@ -31,7 +31,7 @@ const FIRST_DIGITS: [usize; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 14, 15
 const LAST_DIGITS: [usize; 16] = [19, 20, 21, 22, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35];
 const MEDIA_MAX: usize = 20;
 
-/// Where a scan ends.
+/// Where taking events ends.
 pub struct Limits<'a> {
     pub events: usize,
     /// Of the lines and the newlines between them.
@@ -42,8 +42,41 @@ pub struct Limits<'a> {
     pub latest: &'a [u8],
 }
 
+/// Where something stands in the data.
+#[derive(Clone, Copy, Default)]
+struct Place {
+    start: u32,
+    length: u32,
+}
+
+impl Place {
+    fn of<'a>(self, data: &'a [u8]) -> &'a [u8] {
+        &data[self.start as usize..][..self.length as usize]
+    }
+}
+
+/// An ordinary line.
+#[derive(Default)]
+pub struct Event {
+    pub key: u128,
+    pub consumer_id: u64,
+    brand_id: u64,
+    /// Without the newline.
+    line: Place,
+    timestamp: Place,
+    affiliate_id: Place,
+    media: Place,
+}
+
+impl Event {
+    /// Where the line after it begins, in so many bytes of data.
+    fn next(&self, length: usize) -> usize {
+        length.min((self.line.start + self.line.length) as usize + 1)
+    }
+}
+
 /// What the ledger counts an event by.
-#[derive(Clone, Copy, Default, Hash, PartialEq, Eq)]
+#[derive(Hash, PartialEq, Eq)]
 pub struct LedgerKey<'a> {
     pub hour: &'a [u8],
     pub brand_id: u64,
@@ -51,34 +84,33 @@ pub struct LedgerKey<'a> {
     pub media: &'a [u8],
 }
 
-#[derive(Default)]
-pub struct Event<'a> {
-    pub key: u128,
-    pub consumer_id: u64,
-    counted_by: LedgerKey<'a>,
-    /// Where the line after it begins.
-    next: usize,
-}
-
-pub struct Found<'a> {
-    pub events: Vec<Event<'a>>,
+/// Events whose lines follow one another.
+pub struct Run<'a> {
+    pub events: &'a [Event],
     pub end: usize,
     /// It ended before a line that is not ordinary, or whose EventId is known.
     pub is_stopped: bool,
+    data: &'a [u8],
 }
 
-impl<'a> Found<'a> {
+impl Run<'_> {
     /// Leave out all events from `index` on.
     pub fn cut(&mut self, index: usize) {
-        self.events.truncate(index);
-        self.end = self.events.last().map_or(self.end, |event| event.next);
+        self.events = &self.events[..index];
+        self.end = self.events.last().map_or(self.end, |event| event.next(self.data.len()));
         self.is_stopped = true;
     }
 
-    pub fn tally(&self) -> HashMap<LedgerKey<'a>, u64, Folding> {
+    pub fn tally(&self) -> HashMap<LedgerKey<'_>, u64, Folding> {
         let mut counts = HashMap::with_hasher(Folding::new());
-        for event in &self.events {
-            *counts.entry(event.counted_by).or_insert(0) += 1;
+        for event in self.events {
+            let key = LedgerKey {
+                hour: &event.timestamp.of(self.data)[..13],
+                brand_id: event.brand_id,
+                affiliate_id: event.affiliate_id.of(self.data),
+                media: event.media.of(self.data),
+            };
+            *counts.entry(key).or_insert(0) += 1;
         }
         counts
     }
@@ -90,27 +122,47 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Take lines from `start` on, as many as are ordinary, new to the window and within the limits.
-pub fn scan_lines<'a>(data: &'a [u8], start: usize, limits: &Limits, window: &Window) -> Found<'a> {
-    let mut found = Found { events: Vec::with_capacity(limits.events.min(1024)), end: start, is_stopped: false };
+/// Find all ordinary lines.
+pub fn scan_lines(data: &[u8]) -> Vec<Event> {
+    let mut events = Vec::with_capacity(data.len() / 512);
+    if data.len() >= u32::MAX as usize {
+        return events; // of such a line only the length matters
+    }
     let mut order: [usize; 13] = std::array::from_fn(|field| field);
-    while found.events.len() < limits.events && found.end < data.len() {
-        let mut line = Line { data, at: found.end };
-        let Some(event) = line.event(&mut order, limits.latest) else {
-            found.is_stopped = true;
+    let mut start = 0;
+    while start < data.len() {
+        let mut line = Line { data, at: start };
+        if let Some(event) = line.event(&mut order) {
+            start = event.next(data.len());
+            events.push(event);
+        } else {
+            start += data[start..].iter().position(|&byte| byte == b'\n').map_or(data.len(), |length| length + 1);
+        }
+    }
+    events
+}
+
+/// Take events from `start` on, as many as follow one another, are new to the window and within the limits.
+pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits, window: &Window) -> Run<'a> {
+    let first = all.partition_point(|event| (event.line.start as usize) < start);
+    let (mut count, mut end, mut is_stopped) = (0, start, false);
+    while count < limits.events && end < data.len() {
+        let Some(event) = all.get(first + count).filter(|event| event.line.start as usize == end) else {
+            is_stopped = true;
             break;
         };
-        if line.at - start > limits.bytes {
+        let length = event.line.length as usize;
+        if end + length - start > limits.bytes {
             break;
         }
-        if line.at - found.end > limits.record_bytes || window.is_known(event.key) {
-            found.is_stopped = true;
+        if length > limits.record_bytes || event.timestamp.of(data) > limits.latest || window.is_known(event.key) {
+            is_stopped = true;
             break;
         }
-        found.end = event.next;
-        found.events.push(event);
+        end = event.next(data.len());
+        count += 1;
     }
-    found
+    Run { events: &all[first..first + count], end, is_stopped, data }
 }
 
 /// One line, and how far it is read. What cannot be read is not ordinary, and nothing of it counts.
@@ -121,9 +173,9 @@ struct Line<'a> {
 
 impl<'a> Line<'a> {
     /// Read the line; `at` is its end then, without the newline.
-    fn event(&mut self, order: &mut [usize; 13], latest: &[u8]) -> Option<Event<'a>> {
+    fn event(&mut self, order: &mut [usize; 13]) -> Option<Event> {
         let mut event = Event::default();
-        let mut seen = 0;
+        let (start, mut seen) = (self.at, 0);
         self.skip_blanks();
         self.take(b'{')?;
         for place in 0..NAMES.len() {
@@ -137,18 +189,21 @@ impl<'a> Line<'a> {
                 0 => event.key = event_key(self.of_length()?)?,
                 1 => self.ip()?,
                 2 => {
-                    let timestamp: &[u8; 20] = self.of_length()?;
-                    event.counted_by.hour = &timestamp[..13];
-                    (is_timestamp(timestamp) && timestamp.as_slice() <= latest).then_some(())?;
+                    event.timestamp = Place { start: self.at as u32 + 1, length: 20 };
+                    is_timestamp(self.of_length()?).then_some(())?;
                 }
-                3 => event.counted_by.media = self.b_tag()?,
+                3 => event.media = Place { start: self.at as u32 + 1, length: self.b_tag()?.len() as u32 },
                 4 => event.consumer_id = self.number()?,
                 5 => self.of_length::<2>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
                 6 => self.of_length::<3>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
                 7 | 10 => self.text().filter(|text| !text.is_empty()).map(drop)?,
-                8 => event.counted_by.brand_id = self.number()?,
+                8 => event.brand_id = self.number()?,
                 9 => self.text().map(drop)?,
-                11 => event.counted_by.affiliate_id = self.text().filter(|text| !text.contains(&b'\\'))?,
+                11 => {
+                    let start = self.at as u32 + 1;
+                    let text = self.text().filter(|text| !text.contains(&b'\\'))?;
+                    event.affiliate_id = Place { start, length: text.len() as u32 };
+                }
                 _ => match self.text()? {
                     [] => (),
                     [first, second] if first.is_ascii_uppercase() && second.is_ascii_uppercase() => (),
@@ -162,7 +217,7 @@ impl<'a> Line<'a> {
         if seen != ALL || self.data.get(self.at).is_some_and(|&byte| byte != b'\n') {
             return None;
         }
-        event.next = self.data.len().min(self.at + 1);
+        event.line = Place { start: start as u32, length: (self.at - start) as u32 };
         Some(event)
     }
 

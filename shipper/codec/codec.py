@@ -32,7 +32,6 @@ from shipper.system.native import NATIVE
 _HOLE: Final = b"\0"  # in a sparse file, it stands in front of the first line behind it
 _BLANKS: Final = b" \t\r\n" + _HOLE
 _NONE: Final = Columns.of(())
-scan: Final[Any] = getattr(NATIVE, "scan", None)
 _WAITING_BYTES: Final = 350  # of an event that waits for an answer, beside its line
 _BLANK_LINES: Final = re.compile(rb"[ \t\r\0\n]*\n")
 _PIECE_RECORDS: Final = 1000
@@ -108,7 +107,8 @@ class Codec:
         self._judge = Judge(records)
         self._mean_line_bytes = 350.0
         self._walk: _Walk | None = None
-        self._scans = NATIVE is not None and isinstance(self.window, NATIVE.DedupeWindow) and _knows_rules(records)
+        self._scans = isinstance(self.window, getattr(NATIVE, "DedupeWindow", ())) and records.passes_wire_form
+        self._scanned: tuple[Chunk, Any] | None = None  # the chunk that was scanned last, and what was found in it
         self._not_scanned = 0  # so many lines are judged here before the scanner is asked again
         self._not_scanned_next = 1
 
@@ -271,7 +271,9 @@ class Codec:
         """Take the next lines natively as far as they are ordinary; None if the first one is not, or has no room."""
         data = chunk.data
         start = _first_line(chunk, offset - chunk.start_offset)
-        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = scan(
+        if self._scanned is None or self._scanned[0] is not chunk:
+            self._scanned = chunk, chunk.scan or NATIVE.scan(data)
+        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = self._scanned[1].take(
             data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
         )
         if is_stopped:  # where that is soon, more and more lines are judged before the scanner is asked again
@@ -541,11 +543,6 @@ def _first_line(chunk: Chunk, start: int) -> int:
     start = first_record(chunk, start)
     blank = _BLANK_LINES.match(chunk.data, start)
     return blank.end() if blank else start
-
-
-def _knows_rules(records: RecordsSettings) -> bool:
-    """Return whether what is ordinary may pass as it is."""
-    return not (records.relax or records.allowed_statuses or records.mapping or records.unknown_fields == "keep")
 
 
 def _bounds_of(piece: _Piece, origin: int) -> array[int]:

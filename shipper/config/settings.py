@@ -263,6 +263,11 @@ class RecordsSettings(Section, frozen=True):
         """The parsed mapping."""
         return field_sources(self.mapping)
 
+    @property
+    def passes_wire_form(self) -> bool:
+        """Whether each record in the strict wire form is valid, and sent as it stands."""
+        return not (self.relax or self.allowed_statuses or self.mapping or self.unknown_fields == "keep")
+
 
 class BatchSettings(Section, frozen=True):
     """When a batch closes: first of the three limits."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import PurePath
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.json import Decoder
@@ -211,6 +211,7 @@ class Chunk(Struct, frozen=True, kw_only=True, eq=False):
         data: Whole records, as the stream's framing has them: lines, each ending with a newline; only the last line
             of an input that has ended may lack it. Empty when `is_oversized`.
         is_oversized: The span is one line too long to be held in memory; only its position is known.
+        scan: What the native scanner has found in it; None if it was not scanned yet.
     """
 
     stream: Stream
@@ -218,6 +219,7 @@ class Chunk(Struct, frozen=True, kw_only=True, eq=False):
     end_offset: int
     data: bytes
     is_oversized: bool = False
+    scan: Any = None
 
 
 class Rejection(Struct, frozen=True, kw_only=True, eq=False):

@@ -29,6 +29,7 @@ from shipper.sources.content import (
     data_from,
     open_content,
 )
+from shipper.system.native import NATIVE
 from shipper.system.work import step
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ class InputForm(NamedTuple):
         format: `auto` = each input tells by its first bytes.
         csv_delimiter: Empty = the header tells.
         columns: The names, folded to one case, by which the header of CSV is known.
+        is_scanned: Whether lines are scanned natively as they are read, if that is possible.
     """
 
     format: Format | Literal["auto"] = "ndjson"
     csv_delimiter: str = ""
     columns: frozenset[str] = WIRE_COLUMNS
+    is_scanned: bool = False
 
     def framing_of(self, head: bytes, *, is_whole: bool) -> Framing | None:
         """Return the framing of an input, by its first bytes; None while there are too few of them."""
@@ -75,7 +78,12 @@ def input_form(settings: Settings) -> InputForm:
     """Take from the settings what is known of the inputs; a header may also name what `records.mapping` reads."""
     paths = (path for source in settings.records.field_sources.values() for path in source.paths)
     columns = WIRE_COLUMNS.union(path.casefold() for path in paths)
-    return InputForm(settings.input.format, settings.input.csv_delimiter, columns)
+    return InputForm(
+        settings.input.format,
+        settings.input.csv_delimiter,
+        columns,
+        is_scanned=NATIVE is not None and settings.records.passes_wire_form,
+    )
 
 
 Likeness = Literal["same", "shorter", "other"]
@@ -410,6 +418,7 @@ class StreamReader:
             end_offset=end_offset,
             data=data,
             is_oversized=not data,
+            scan=NATIVE.scan(data) if self._form.is_scanned and self.stream.framing is LINES else None,
         )
         self.offset = self.stream.read_offset = end_offset
         self.note_head()

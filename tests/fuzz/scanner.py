@@ -33,8 +33,9 @@ def check_scanner(data: bytes) -> object:
     window = NATIVE.DedupeWindow(head[1] % 2)
     start, taken, left = 0, 0, 0
     known: set[bytes] = set()
+    scan = NATIVE.scan(body)
     while start < len(body):
-        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = NATIVE.scan(
+        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = scan.take(
             body, start, room_events, room_bytes, _LIMIT, LATEST, window
         )
         lines = body[start:end].removesuffix(b"\n").split(b"\n") if events else []

@@ -23,7 +23,8 @@ UUIDS = [f"0f8fad5b-d9cb-469f-a165-{number:012x}" for number in range(20)]
 
 
 def scan(data: bytes, *, start: int = 0, events: int = 1000, room_bytes: int = 1 << 20, window: Any = None) -> Any:
-    return NATIVE.scan(data, start, events, room_bytes, LIMIT, LATEST, window or NATIVE.DedupeWindow(0))
+    found = NATIVE.scan(data)
+    return found.take(data, start, events, room_bytes, LIMIT, LATEST, window or NATIVE.DedupeWindow(0))
 
 
 def reordered(raw: bytes) -> bytes:
@@ -103,11 +104,15 @@ def test_it_stops_before_an_event_id_that_is_known():
 def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
 
-    def counted(data: bytes, start: int, *rest: Any) -> Any:
-        asked.append(start)
-        return NATIVE.scan(data, start, *rest)
+    class Counting:
+        def __init__(self, data: bytes) -> None:
+            self._scan = NATIVE.scan(data)
 
-    monkeypatch.setattr("shipper.codec.codec.scan", counted)
+        def take(self, data: bytes, start: int, *rest: Any) -> Any:
+            asked.append(start)
+            return self._scan.take(data, start, *rest)
+
+    monkeypatch.setattr("shipper.codec.codec.NATIVE.scan", Counting)
     sloppy = [line(number, ConsumerID=str(number + 1)) for number in range(3000)]
     codec = Codec(RecordsSettings(), max_record_bytes=LIMIT)
     assert len(good_lines(encode(b"\n".join(sloppy), codec=codec))) == 3000
