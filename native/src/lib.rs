@@ -67,11 +67,6 @@ impl PyWindow {
         keys_in(key).for_each(|key| self.window.accept_one(key));
     }
 
-    fn accept_all<'py>(&mut self, py: Python<'py>, keys: &[u8]) -> Vec<Bound<'py, PyBytes>> {
-        let keys: Vec<u128> = keys_in(keys).collect();
-        self.window.accept_all(&keys).into_iter().map(|key| PyBytes::new(py, &key.to_be_bytes())).collect()
-    }
-
     fn take_back(&mut self, slot: u64, keys: &[u8]) {
         let keys: Vec<u128> = keys_in(keys).collect();
         self.window.take_back(slot, &keys);

@@ -202,25 +202,6 @@ impl Window {
         }
     }
 
-    /// Remember keys as accepted; returns those that were known already.
-    pub fn accept_all(&mut self, keys: &[u128]) -> Vec<u128> {
-        let mut known = Vec::new();
-        for some in keys.chunks(ADMITTED_MAX) {
-            if let Ok(slot) = self.admit(some) {
-                self.accept(slot, 0..some.len());
-                continue;
-            }
-            for &key in some {
-                if self.is_accepted(key) {
-                    known.push(key);
-                } else {
-                    self.accept_one(key);
-                }
-            }
-        }
-        known
-    }
-
     /// Forget keys that were admitted together; no room is lost for what was admitted last.
     pub fn take_back(&mut self, slot: u64, keys: &[u128]) {
         if slot + keys.len() as u64 == self.next {

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from shipper.sources.identity import StreamBook
     from shipper.sources.tail import FollowedFiles
 
-WorkersOption = Annotated[
-    str, typer.Option("--workers", metavar="N", help="Processes that share the work, or auto: one per core.")
-]
-
-_WORKERS_MAX = 256
-_WORKER_BYTES = 1 << 25  # for less, another process is not worth its start
 _MOST_DESCRIPTORS = 1024
 _OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that is opened twice while it is identified
 
@@ -134,7 +128,6 @@ def pipe(
 def backfill(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
     summary: SummaryOption = "text",
-    workers: WorkersOption = "1",
     rate: RateOption = None,
     listen: ListenOption = "",
     *,
@@ -151,7 +144,6 @@ def backfill(
     check_listen_address(listen, key="--listen")
     put_back_unfinished(paths)
     files = named_files(paths, settings)
-    count = checked_workers(workers, files)
 
     def source(state: OpenState) -> Source:
         from shipper.sources.once import FilesOnce
@@ -164,24 +156,7 @@ def backfill(
             completion=_completion(settings, state),
         )
 
-    raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen, workers=count))
-
-
-def checked_workers(workers: str, files: Iterable[Path]) -> int:
-    """
-    Check a value of `--workers`.
-
-    Args:
-        files: What is to be shipped; `auto` starts no more processes than are worth their start.
-    """
-    if workers == "auto":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        with suppress(OSError):
-            return max(1, min(cores, sum(path.stat().st_size for path in files) // _WORKER_BYTES))
-        return cores
-    if not (workers.isascii() and workers.isdigit() and 1 <= int(workers) <= _WORKERS_MAX):
-        raise typer.BadParameter(f"--workers is {workers!r}; it is a number from 1 to {_WORKERS_MAX}, or auto")
-    return int(workers)
+    raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen))
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:

@@ -45,7 +45,6 @@ def ship(
     form: SummaryForm = "text",
     listen: str = "",
     reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
-    workers: int = 1,
 ) -> int:
     """
     Run a pipeline in the state directory and print the summary.
@@ -54,7 +53,6 @@ def ship(
         make_source: Called once this process holds the state directory.
         listen: The admin address; empty = none.
         reload: For SIGHUP: what reads the settings, and what applies those that are no business of the pipeline.
-        workers: Processes that share the work; 1 = this one does it.
     Returns:
         The exit code.
     Raises:
@@ -64,7 +62,7 @@ def ship(
     import structlog
 
     from shipper.cli.showing import showing
-    from shipper.pipeline import Pipeline, Reloading, Workers
+    from shipper.pipeline import Pipeline, Reloading
     from shipper.pipeline.opening import opened_state
     from shipper.sources.joined import Joined
     from shipper.sources.once import FilesOnce
@@ -94,7 +92,6 @@ def ship(
                 command=command,
                 publish=shown.publish,
                 reloading=Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None,
-                workers=Workers(workers, (sys.executable, "-m", "shipper.cli.worker")) if workers > 1 else None,
                 suspects=state.stuck.suspects,
             )
             signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))

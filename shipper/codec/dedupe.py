@@ -304,22 +304,6 @@ class DedupeWindow:
             self._stuck.discard(key)
             self.remember(key)
 
-    def accept_all(self, keys: bytes) -> list[bytes]:
-        """Remember keys as accepted, as many as there are; returns those that were known already."""
-        known = []
-        for start in range(0, len(keys), KEY_BYTES * ADMITTED_MAX):
-            some = keys[start : start + KEY_BYTES * ADMITTED_MAX]
-            count = len(some) // KEY_BYTES
-            if (slot := self.admit(some)) is not None:
-                self.accept(slot, range(count))
-                continue
-            for key in split_keys(some):
-                if self.is_accepted(key):
-                    known.append(key)
-                else:
-                    self.accept_one(key)
-        return known
-
     def take_back(self, slot: int, keys: bytes) -> None:
         """Forget keys that were admitted together; no room is lost for what was admitted last."""
         count = len(keys) // KEY_BYTES

@@ -2,8 +2,7 @@
 The pipeline: wires the stages, stops them, and reports what became of the records.
 
     pipeline    the flow from the source to the service, and how a stop escalates
-    middle      the stages between the source and the settlement: `in_process`, or `in_workers`
-    worker      one of several processes; `channel`: messages between a worker and its parent process
+    stages      the stages between the source and the settlement
     packer      from chunks to batches
     brake       detects an input that is refused almost entirely, or a clock that is behind; `hold` pauses the input
     batching    when a batch closes
@@ -14,8 +13,8 @@ The pipeline: wires the stages, stops them, and reports what became of the recor
     summary     what a run did
 """
 
-from shipper.pipeline.pipeline import Pipeline, Signals, Source, Workers
+from shipper.pipeline.pipeline import Pipeline, Signals, Source
 from shipper.pipeline.reload import Reloading
 from shipper.pipeline.summary import Outcome, Summary
 
-__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary", "Workers"]
+__all__ = ["Outcome", "Pipeline", "Reloading", "Signals", "Source", "Summary"]

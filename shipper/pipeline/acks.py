@@ -74,62 +74,21 @@ class Acks:
 
     def open(self, span: Span, now: float) -> None:
         """Add a span; the spans of one stream come in the order of their offsets."""
-        self._append(span, now)
-        self._totals.read += span.records
-        self._totals.duplicates += span.duplicates
-        self._totals.pending += span.unsettled
-        self._note_dead(span.rejections)
-
-    def assign(self, span: Span, now: float) -> None:
-        """Add a span that another process settles; of its records only their number is known."""
-        assert (span.records, span.unsettled) == (0, 1)
-        self._append(span, now)
-
-    def settle_part(self, span: Span, part: Checkpoint) -> None:
-        """Settle the beginning of a span that was assigned; it is what is left of it then."""
-        settled = Span(
-            stream=span.stream,
-            start_offset=span.start_offset,
-            end_offset=part.end_offset,
-            tail=part.tail,
-            records=part.read,
-            unsettled=0,
-            opened_at=span.opened_at,
-            accepted=part.accepted,
-            duplicates=part.duplicates,
-            rejections=part.rejections,
-            ledger=dict(part.ledger),
-            repeated=dict(part.repeated),
-            keys=part.keys,
-        )
-        spans = self._open[span.stream.stream_id]
-        spans.insert(spans.index(span), settled)
-        self._count(settled)
-        span.start_offset = part.end_offset
-        if span.start_offset == span.end_offset:
-            spans.remove(span)
-            self.held_bytes -= weight(span)
-            self.open_spans -= 1
-        self._totals.read += part.read
-        self._totals.accepted += part.accepted
-        self._totals.duplicates += part.duplicates
-        self._note_dead(part.rejections)
-
-    def _append(self, span: Span, now: float) -> None:
         span.opened_at = now
         spans = self._open.setdefault(span.stream.stream_id, deque())
         assert not spans or spans[-1].end_offset <= span.start_offset
         spans.append(span)
-        self._count(span)
+        self.open_spans += 1
+        self.held_bytes += weight(span)
+        self.entries += len(span.ledger) + len(span.repeated) + len(span.rejections)
         if span.chunk is not None:
             users = self._chunks.get(id(span.chunk), 0)
             self._chunks[id(span.chunk)] = users + 1
             self.held_bytes += (0 if users else len(span.chunk.data)) - _bytes_on_their_way(span)
-
-    def _count(self, span: Span) -> None:
-        self.open_spans += 1
-        self.held_bytes += weight(span)
-        self.entries += len(span.ledger) + len(span.repeated) + len(span.rejections)
+        self._totals.read += span.records
+        self._totals.duplicates += span.duplicates
+        self._totals.pending += span.unsettled
+        self._note_dead(span.rejections)
 
     def _note_dead(self, rejections: Iterable[Rejection]) -> None:
         for rejection in rejections:

@@ -11,8 +11,8 @@ import structlog
 from msgspec.structs import replace
 
 from shipper.model.records import Backlog, Totals
-from shipper.pipeline.middle import Middle
 from shipper.pipeline.settlement import Settlement
+from shipper.pipeline.stages import Stages
 from shipper.status.live import Live, Pause, Phase
 from shipper.status.logs import take_left_out
 from shipper.status.pauses import ADVICE
@@ -57,14 +57,14 @@ class Observer:
         live: Live,
         *,
         settlement: Settlement,
-        middle: Middle,
+        stages: Stages,
         source: _Source,
         publish: Callable[[Live], None],
         wall_time: Callable[[], float],
     ) -> None:
         self._live = live
         self._settlement = settlement
-        self._middle = middle
+        self._stages = stages
         self._source = source
         self._publish = publish
         self._wall_time = wall_time
@@ -77,8 +77,7 @@ class Observer:
     @property
     def totals(self) -> Totals:
         """What became of the records so far."""
-        totals, pending = self._settlement.acks.totals, self._middle.pending
-        return replace(totals, read=totals.read + pending, pending=totals.pending + pending) if pending else totals
+        return self._settlement.acks.totals
 
     async def run(self) -> None:
         """Look once a second until this is cancelled."""
@@ -88,7 +87,7 @@ class Observer:
 
     def look(self, outcome: str = "") -> Live:
         """Make a snapshot, publish it, and write the line in the log if it is due."""
-        live = self._live = self._middle.seen(self._snapshot(outcome))
+        live = self._live = self._stages.seen(self._snapshot(outcome))
         self._publish(live)
         now = anyio.current_time()
         if now >= self._reported_at + _REPORT_INTERVAL_S:

@@ -22,7 +22,6 @@ import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from shipper.codec import new_window
@@ -31,13 +30,12 @@ from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
 from shipper.model.records import Backlog, Checkpoint, Chunk, Totals, shown
 from shipper.model.version import __version__
-from shipper.pipeline.in_process import InProcess
-from shipper.pipeline.in_workers import InWorkers
-from shipper.pipeline.middle import Middle
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
-from shipper.pipeline.settlement import Settlement, StateStore
+from shipper.pipeline.settlement import Settlement
+from shipper.pipeline.stages import Stages
 from shipper.pipeline.summary import Outcome, Summary
+from shipper.state.store import Store
 from shipper.state.stuck import Place
 from shipper.status.live import Live
 from shipper.system.native import ENGINE
@@ -73,16 +71,6 @@ class Source(Protocol):
         """Return the backlog; cheap, as it is called every second."""
 
 
-class Workers(Struct, frozen=True):
-    """
-    Attributes:
-        command: Starts one; see `in_workers`.
-    """
-
-    count: int
-    command: Sequence[str]
-
-
 class Pipeline:
     """
     One run from a source to the service.
@@ -93,7 +81,6 @@ class Pipeline:
         command: For the snapshots.
         publish: Called with a snapshot every second.
         reloading: What SIGHUP leads to.
-        workers: Processes that do the work, of a one-shot run; None = this one does.
         suspects: By input, the places of records that an earlier process got stuck on.
 
     Attributes:
@@ -104,7 +91,7 @@ class Pipeline:
         self,
         settings: Settings,
         source: Source,
-        store: StateStore,
+        store: Store,
         *,
         is_one_shot: bool,
         wall_time: Callable[[], float],
@@ -112,10 +99,8 @@ class Pipeline:
         command: str = "",
         publish: Callable[[Live], None] = lambda live: None,
         reloading: Reloading | None = None,
-        workers: Workers | None = None,
         suspects: Mapping[str, Sequence[Place]] | None = None,
     ) -> None:
-        assert workers is None or (is_one_shot and reloading is None)
         self._settings = settings
         self._is_one_shot = is_one_shot
         self._source = source
@@ -129,22 +114,18 @@ class Pipeline:
         self._settlement = Settlement(
             store,
             settings.state,
-            window=new_window(settings.records.dedupe_window if workers is None else 0),
+            window=new_window(settings.records.dedupe_window),
             on_saved=source.after_save,
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
         )
-        self._middle: Middle = (
-            InProcess(
-                settings,
-                self._settlement,
-                give_up_after_s=give_up_after_s,
-                wall_time=wall_time,
-                rng=rng,
-                suspects=suspects or {},
-            )
-            if workers is None
-            else InWorkers(settings, self._settlement, command=workers.command, count=workers.count)
+        self._stages = Stages(
+            settings,
+            self._settlement,
+            give_up_after_s=give_up_after_s,
+            wall_time=wall_time,
+            rng=rng,
+            suspects=suspects or {},
         )
         now = wall_time()
         self._observer = Observer(
@@ -161,7 +142,7 @@ class Pipeline:
                 at=now,
             ),
             settlement=self._settlement,
-            middle=self._middle,
+            stages=self._stages,
             source=source,
             publish=publish,
             wall_time=wall_time,
@@ -170,7 +151,7 @@ class Pipeline:
         self._reload_turn = anyio.Lock()
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self._settlement.acks!r} {self._middle!r}>"
+        return f"<Pipeline {self._settlement.acks!r} {self._stages!r}>"
 
     @property
     def totals(self) -> Totals:
@@ -192,7 +173,7 @@ class Pipeline:
             StateError: The state store cannot be written; nothing is lost.
         """
         started_at = anyio.current_time()
-        self._middle.open()
+        self._stages.open()
         observer = self._observer
         try:
             with self._drain:
@@ -205,11 +186,11 @@ class Pipeline:
                     side.start_soon(self._settlement.keep_expiring)
                     side.start_soon(observer.run)
                     chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
-                    # One end stays here: if the middle fails, its error ends the reading, and no broken stream.
+                    # One end stays here: if a stage fails, its error ends the reading, and no broken stream.
                     with chunks_rx:
                         async with anyio.create_task_group() as flow:
                             flow.start_soon(self._read, chunks_tx)
-                            flow.start_soon(self._middle.run, chunks_rx.clone())
+                            flow.start_soon(self._stages.run, chunks_rx.clone())
                             observer.phase = "running" if observer.phase == "starting" else observer.phase
                     await self._settlement.until_saved()
                     side.cancel_scope.cancel()
@@ -272,7 +253,7 @@ class Pipeline:
 
     def hurry(self) -> None:
         """Skip backoffs. Also for callers that stop by closing the input."""
-        self._middle.hurry()
+        self._stages.hurry()
 
     def abort(self, *, cause: str) -> None:
         """End at once; what is settled is saved, the rest stays pending."""
@@ -297,7 +278,7 @@ class Pipeline:
     async def _abort_once_stuck(self) -> None:
         """Abort a drain that a person waits for as soon as it makes no progress."""
         while True:
-            if self._middle.is_stuck:
+            if self._stages.is_stuck:
                 break
             await anyio.sleep(_STUCK_LOOK_S)
         self.abort(cause="delivery pauses, and nothing is in flight")
@@ -308,7 +289,7 @@ class Pipeline:
         delivery = self._settings.delivery
         last_call = self._stopped_at + delivery.drain_timeout_seconds * _READING_SHARE
         while (now := anyio.current_time()) < last_call and not self._settlement.stopping.is_set():
-            since = self._middle.waits_for_input_since
+            since = self._stages.waits_for_input_since
             idle_at = delivery.drain_idle_seconds + (now if since is None else max(since, self._stopped_at))
             if now >= idle_at:
                 break
@@ -344,8 +325,7 @@ class Pipeline:
         # Reading may hang, as on an unreachable file system; a stop need not wait for it.
         new = await run_sync(reloading.read, abandon_on_cancel=True)
         reload = reloaded(self._settings, new)
-        assert isinstance(self._middle, InProcess)
-        await self._middle.reconfigure(reload.settings)
+        await self._stages.reconfigure(reload.settings)
         self._settings = reload.settings
         self._observer.restart_needed = reload.waiting
         reloading.apply(reload.settings)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import anyio
 import structlog
@@ -25,7 +25,7 @@ from shipper.model.errors import DeliveryGaveUpError, HeldBackError, StateError,
 from shipper.model.framing import CsvRows
 from shipper.model.records import Batch, Checkpoint, LedgerKey, Refusal, Rejection, Settled, Span, Stream, Totals
 from shipper.pipeline.acks import Acks, weight
-from shipper.state.store import Saved
+from shipper.state.store import Store
 
 log = structlog.get_logger("pipeline")
 
@@ -36,18 +36,6 @@ _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have r
 _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _DUPLICATES_TOLD: Final = 5
-
-
-class StateStore(Protocol):
-    """The `Store`, or in a worker its proxy."""
-
-    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
-
-    def expire(self, before_s: float, now_s: float) -> int: ...
-
-    def expire_ledger(self, before_s: float, now_s: float) -> int: ...
-
-    def accepted_ids(self) -> Iterable[bytes]: ...
 
 
 class Obstacle(NamedTuple):
@@ -86,7 +74,7 @@ class Settlement:
 
     def __init__(
         self,
-        store: StateStore,
+        store: Store,
         settings: StateSettings,
         *,
         window: DedupeWindow,
@@ -218,12 +206,6 @@ class Settlement:
         for batch, refusal in settled.refused:
             self._refuse(batch, refusal)
         self.answers += 1
-        self._tell_progress()
-
-    def settle_part(self, span: Span, part: Checkpoint) -> None:
-        """Settle the beginning of a span whose records another process took care of."""
-        self.acks.settle_part(span, part)
-        self._ask_after_much()
         self._tell_progress()
 
     def settle_duplicate(self, span: Span, ordinal: int, line: bytes) -> None:

@@ -128,7 +128,6 @@ def configure_logs(level: str, format: Literal["auto", "json", "console"], *, no
     structlog.configure(
         processors=[
             _gate,
-            structlog.contextvars.merge_contextvars,  # which worker it is
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             # No local variables in tracebacks: they hold records and secrets.

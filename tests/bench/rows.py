@@ -30,7 +30,7 @@ BACKFILLS: Final = (
     *("backfill", "backfill-sloppy", "backfill-sparse", "backfill-csv"),
     *("backfill-many", "backfill-gz", "backfill-zst", "backfill-rss"),
     *("backfill-slow", "backfill-faulty", "backfill-picky"),
-    *("backfill-tls", "backfill-workers"),
+    *("backfill-tls", "backfill-cores"),
 )
 SENDING: Final = ("floor", *BACKFILLS, "pipe", "naive")  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
@@ -57,8 +57,7 @@ FOLLOWING: Final = {
     "idle-10000": Following(10_000, 20),
 }
 NAMES: Final = ("floor", "codec", *BACKFILLS, "pipe", "validate", "naive", *SANDBOXES, *FOLLOWING)
-WORKERS: Final = 2
-UNPINNED: Final = ("backfill-workers",)  # rows that are about more than one core
+UNPINNED: Final = ("backfill-cores",)  # rows that are about more than one core
 DEFAULT: Final = tuple(name for name in NAMES if name not in FOLLOWING and name != "backfill-rss")
 
 
@@ -107,8 +106,6 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
     config = str(write_config(url, directory, MAPPING if name == "backfill-csv" else ""))
     if name in BACKFILLS:
         line = [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
-        if name == "backfill-workers":
-            line += ["--workers", str(WORKERS)]
         if name == "backfill-tls":
             line += ["--set", f"intake.ca_bundle={CA_FILE}"]
         # Exit code 3: there are dead letters.

@@ -21,7 +21,7 @@ TARGETS: Final = (  # row, held against (empty: events/s), at least
     ("codec", "", 900_000.0),
     ("pipe", "backfill", 0.8),
     ("backfill-tls", "backfill", 0.6),
-    ("backfill-workers", "backfill", 1.8),
+    ("backfill-cores", "backfill", 1.3),
     ("backfill-sloppy", "backfill", 0.4),
     ("backfill-many", "backfill", 0.7),
     ("backfill-gz", "backfill", 0.7),

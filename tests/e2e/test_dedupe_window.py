@@ -39,13 +39,10 @@ def test_overlapping_exports_in_two_backfills_count_each_event_id_once(
     assert service.counts()["duplicates"] == 0, "what is known was sent again"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_what_one_way_to_ship_got_accepted_another_one_knows(
-    shipper: Shipper, service: Service, sample: Sample, workers: int
-):
+def test_what_one_way_to_ship_got_accepted_another_one_knows(shipper: Shipper, service: Service, sample: Sample):
     assert shipper.pipe(b"".join(sample.lines[:300])).counts() == (300, 300, 0, 0, 0)
     path = export(shipper, "again.ndjson", sample.lines[:400])
-    again = shipper.backfill(path, "--workers", str(workers))
+    again = shipper.backfill(path)
     assert (again.returncode, again.counts()) == (0, (400, 100, 0, 300, 0))
     assert counted(shipper) == (400, 300)
     assert shipper.pipe(b"".join(sample.lines[200:500])).counts() == (300, 100, 0, 200, 0)
@@ -193,18 +190,3 @@ def test_status_says_how_far_back_the_window_reaches(shipper: Shipper, service: 
     assert window["event_ids"] == 20
     assert window["since"] > 0
     assert "dedupe window: 20 EventIds, accepted since " in shipper.run("status").stdout
-
-
-def test_two_records_of_one_id_that_two_workers_get_accepted_count_once(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    shipper.target = fake.target
-    fake.plan(HANG, HANG)
-    for name in ("a.ndjson", "b.ndjson"):
-        export(shipper, name, sample.lines[:20])
-    running = shipper.start("backfill", "a.ndjson", "b.ndjson", "--workers", "2", "--summary", "json")
-    running.wait_until(lambda: fake.requests == 2, "each of the two has sent them", limit_s=60)
-    fake.release()
-    result = running.finish(limit_s=60)
-    assert (result.returncode, result.counts()) == (0, (40, 20, 0, 20, 0))
-    assert counted(shipper) == (20, 20)

@@ -114,22 +114,6 @@ def test_many_small_files_are_noticed_as_one_big_one_is(shipper: Shipper, servic
     assert len(shipper.read_state().dead_letters) == LIMIT
 
 
-def test_workers_notice_it_each_for_itself_and_the_next_run_knows_it(
-    shipper: Shipper, service: Service, sample: Sample
-):
-    lines = [b"%b %b\n" % (line.rstrip(), b"x" * 300) for line in FOREIGN]
-    file = write(shipper.folder, "foreign.log", [line for _ in range(3) for line in lines])
-    result = shipper.backfill(file, "--workers", "2")
-    assert_held_back(result, str(file))
-    assert LIMIT <= result.summary["dead_lettered"] <= 2 * LIMIT
-    assert "worker_lost" not in result.stderr
-    kept = len(shipper.read_state().dead_letters)
-    assert_held_back(shipper.backfill(file, "--workers", "2"), str(file))
-    assert len(shipper.read_state().dead_letters) == kept
-    good = write(shipper.folder, "good.ndjson", sample.lines[:500])
-    assert shipper.backfill(good, "--workers", "2").counts() == (500, 500, 0, 0, 0)
-
-
 def test_a_file_whose_name_is_no_text_is_named_all_the_same(shipper: Shipper, service: Service):
     path = os.fsdecode(os.fsencode(shipper.folder) + b"/\xff\n\x1b.log")
     Path(path).write_bytes(b"".join(FOREIGN))

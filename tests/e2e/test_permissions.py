@@ -146,7 +146,6 @@ FOREIGN = "198.51.100.1:9"  # an address that this machine does not have
         (["backfill", "events.ndjson"], NO_TOKEN),
         (["backfill", "events.ndjson"], {"intake.token": '{file="/nowhere/token"}'}),
         (["backfill", "events.ndjson"], {"intake.base_url": "https://127.0.0.1:9", "intake.ca_bundle": "/nowhere"}),
-        (["backfill", "events.ndjson", "--workers", "2"], NO_TOKEN),
         (["backfill", "events.ndjson", "--listen", FOREIGN], {}),
         (["pipe"], {"intake.subscription_key": UNSET}),
         (["pipe", "--listen", FOREIGN], {}),

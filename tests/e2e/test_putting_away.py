@@ -105,10 +105,9 @@ def test_backfill_does_not_put_away_what_is_still_written(shipper: Shipper, serv
     assert not live.exists()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("action", ["delete", "move"])
 def test_what_backfill_has_put_away_is_delivered_by_its_status(
-    shipper: Shipper, service: Service, sample: Sample, action: str, workers: int
+    shipper: Shipper, service: Service, sample: Sample, action: str
 ):
     export = shipper.folder / "exports" / "export.ndjson"
     export.parent.mkdir()
@@ -116,7 +115,7 @@ def test_what_backfill_has_put_away_is_delivered_by_its_status(
     archive = export.with_name("other.ndjson.gz")
     archive.write_bytes(gzip.compress(b"".join(sample.lines[10:20])))
     settings = {"input.on_complete": action, "input.completed_directory": str(shipper.folder / "done")}
-    assert shipper.backfill(export, archive, "--workers", str(workers), settings=settings).counts()[0] == 20
+    assert shipper.backfill(export, archive, settings=settings).counts()[0] == 20
     assert not any(export.parent.iterdir())
     result = shipper.run("status", "--until", "now", "--all", settings=settings)
     assert result.returncode == 0, result.stdout

@@ -239,18 +239,3 @@ def test_a_newline_within_a_value_is_no_json_and_one_between_values_is_a_blank(
     assert shipper.backfill(shipper.folder / "other.json").counts() == (1, 0, 1, 0, 0)
     fake.default = Reply()
     assert shipper.run("dead-letters", "replay", "--summary", "json").counts() == (2, 1, 1, 0, 0)
-
-
-def test_workers_cut_out_refused_records_and_send_their_corrections(
-    shipper: Shipper, fake: FakeService, sample: Sample
-):
-    fake.default = refusing(fake)
-    files = [shipper.folder / f"{name}.ndjson" for name in range(4)]
-    for number, file in enumerate(files):
-        lines = sample.lines[100 * number : 100 * number + 100]
-        file.write_bytes(b"".join([*map(refused, lines[:3]), *lines]))
-    result = shipper.backfill(*files, "--workers", "2")
-    assert result.counts() == (412, 400, 12, 0, 0)
-    bad = [refused(line) for number in range(4) for line in sample.lines[100 * number : 100 * number + 3]]
-    assert sorted(letter.raw + b"\n" for letter in shipper.read_state().dead_letters) == sorted(bad)
-    assert sorted(fake.event_ids()) == sorted(sample.ids[:400])

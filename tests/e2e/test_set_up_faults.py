@@ -67,13 +67,6 @@ def test_an_unknown_host_and_a_certificate_that_nobody_trusts_end_a_backfill_soo
     assert shipper.backfill(file).counts() == (300, 300, 0, 0, 0)
 
 
-def test_workers_that_are_not_let_in_end_soon(shipper: Shipper, fake: FakeService, file: Path):
-    fake.default = Reply(status=403)
-    assert_ended_fast(shipper.backfill(file, "--workers", "2"), "the service denied access")
-    fake.default = OK
-    assert shipper.backfill(file, "--workers", "2").counts() == (300, 300, 0, 0, 0)
-
-
 def test_what_a_pipe_that_is_not_let_in_has_read_is_delivered_by_the_next_one(
     shipper: Shipper, fake: FakeService, sample: Sample
 ):

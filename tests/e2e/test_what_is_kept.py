@@ -59,7 +59,7 @@ def files_in_the_docs() -> set[str]:
     return {name.removesuffix("/") for cell in cells for name in re.findall("`([^`]+)`", cell)}
 
 
-@pytest.mark.parametrize("command", ["backfill", "workers", "pipe", "run"])
+@pytest.mark.parametrize("command", ["backfill", "pipe", "run"])
 def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
     shipper: Shipper, service: Service, sample: Sample, command: str
 ):
@@ -78,8 +78,7 @@ def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
             running.wait_until(lambda done=done: shipper.read_state().accepted == done, "all")
             assert running.stop().returncode == 0
         else:
-            shared = ["--workers", "2"] if command == "workers" else []
-            assert run(shipper, "backfill", file, *shared, "--log-level", "debug").returncode == 0
+            assert run(shipper, "backfill", file, "--log-level", "debug").returncode == 0
     assert shipper.read_state().accepted == service.stored == 1200
     assert min(tables(shipper)) > 0, "one form of the ledger is not there"
     rows = read_ledger(shipper.state)

@@ -32,14 +32,13 @@ _LIBRARIES = (
     "watchfiles._rust_notify",
     "zoneinfo",
 )
-_PROGRAMS = {"shipper.__main__", "shipper.cli.worker"}
 
 
 def _load() -> None:
     import shipper
 
     for module in walk_packages(shipper.__path__, "shipper."):
-        if module.name not in _PROGRAMS:
+        if module.name != "shipper.__main__":
             import_module(module.name)
     for name in _LIBRARIES:
         import_module(name)

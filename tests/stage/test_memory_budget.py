@@ -241,32 +241,6 @@ async def test_much_that_is_settled_is_saved_before_the_interval_has_passed(
     assert sum(row.accepted for row in read_ledger(store._path.parent)) == summary.accepted
 
 
-async def test_much_that_workers_have_settled_is_saved_before_the_interval_has_passed(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(settlement, "_SAVED_TOGETHER", 1000)
-    saved = anyio.Event()
-
-    async def note_save(_: Sequence[Checkpoint]) -> None:
-        saved.set()
-
-    state = msgspec.structs.replace(settings(senders=1).state, commit_interval_seconds=3600.0)
-    books = settlement.Settlement(
-        store, state, window=DedupeWindow(0), on_saved=note_save, give_up_after_s=None, wall_time=lambda: NOW_S
-    )
-    stream = Stream(stream_id=1, kind="file", path="x")
-    span = Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=0, unsettled=1)
-    part = Checkpoint(stream=stream, end_offset=9, tail=b"x", read=4000, accepted=4000, duplicates=0, rejections=[])
-    async with anyio.create_task_group() as group:
-        group.start_soon(books.keep_saving)
-        books.acks.assign(span, 0.0)
-        books.settle_part(span, part)
-        with anyio.fail_after(20):
-            await saved.wait()
-        group.cancel_scope.cancel()
-    assert store.totals().accepted == 4000
-
-
 def test_an_estimate_is_no_less_than_what_is_measured():
     import tracemalloc
 

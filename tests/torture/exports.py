@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.e2e.driver import SHIPPER, Result
+from tests.e2e.driver import Result
 from tests.e2e.files import COMPRESSIONS
 from tests.torture.books import Process
 from tests.torture.lanes import Lane
@@ -31,28 +30,16 @@ class BackfillLane(Lane):
         self._size = self.rng.randrange(100, 400)
         self._exports = 0
         self._is_shipped = True
-        self._was_shared = False
         self._drops = 0
         self._foreign: set[bytes] = set()
         self._foreign_path = self._folder
         self._completion = self.rng.choice(["keep", "delete"])
-        help_text = subprocess.run([SHIPPER, "backfill", "--help"], capture_output=True, text=True, check=True).stdout
-        self._has_workers = "--workers" in help_text
 
     def settings(self) -> dict[str, object]:
         return {**super().settings(), "input.on_complete": self._completion}
 
-    @property
-    def is_shared(self) -> bool:
-        return self._has_workers and self._starts % 2 == 0
-
-    def environment(self) -> dict[str, str]:
-        # A process that has threads cannot start another one under libfaketime: that may hold its lock for ever.
-        return {} if self.is_shared else super().environment()
-
     def arguments(self) -> Sequence[str | Path]:
-        workers = ["--workers", "2"] if self.is_shared else []
-        return ["backfill", self._folder, "--summary", "json", "--listen", "127.0.0.1:0", *workers]
+        return ["backfill", self._folder, "--summary", "json", "--listen", "127.0.0.1:0"]
 
     def produce(self) -> None:
         """Exports are made when there is time to ship them; see `tend`."""
@@ -83,7 +70,6 @@ class BackfillLane(Lane):
 
     def after_end(self, result: Result, process: Process) -> None:
         self._is_shipped = result.returncode in self.good_ends
-        self._was_shared = self.is_shared
 
     def drop_foreign(self, *, limit_s: float) -> bool:
         """
@@ -104,7 +90,7 @@ class BackfillLane(Lane):
         bit = self.rest_until(lambda: not self._foreign, limit_s=limit_s)
         if not bit:
             self.end_by(signal.SIGTERM)
-            self._take_foreign_away(processes=2)
+            self._take_foreign_away()
         return bit
 
     def note_own_end(self, result: Result) -> None:
@@ -114,14 +100,14 @@ class BackfillLane(Lane):
             return
         assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result
         assert str(self._foreign_path) in result.summary["message"]
-        self._take_foreign_away(processes=1 + self._was_shared)
+        self._take_foreign_away()
 
-    def _take_foreign_away(self, *, processes: int) -> None:
+    def _take_foreign_away(self) -> None:
         """Remove the file, and take note of its lines that have become dead letters, which are few."""
         found = [each for each in self.shipper.read_state().dead_letters if each.path == str(self._foreign_path)]
         limit = self._chosen["records.mistake_limit"]
         assert isinstance(limit, int)
-        assert len(found) <= limit * processes, f"{len(found)} letters of a file that is unlike records"
+        assert len(found) <= limit, f"{len(found)} letters of a file that is unlike records"
         assert {each.raw for each in found} <= self._foreign
         self.letters.update((each.raw, "json") for each in found)
         self.noted["letters of foreign files"] += len(found)

@@ -141,11 +141,6 @@ class Lane(Producer):
     def options(self) -> dict[str, Any]:
         return {}
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether its process shares the work with others."""
-        return False
-
     def start(self) -> None:
         self._starts += 1
         process = Process(
@@ -185,9 +180,7 @@ class Lane(Producer):
         assert self._process is not None
         result = self.running.finish(limit_s=_END_LIMIT_S)
         summary = result.summary
-        # Workers may not have told of all that they were about when the time to drain was over.
-        is_told = not self.is_shared or (summary and summary["outcome"] != "aborted")
-        is_drained = summary and not summary["pending"] and is_told
+        is_drained = summary and not summary["pending"]
         self._process.is_dirty = not (result.returncode in self.good_ends or is_drained)
         _clear_up()
         self.running = None

@@ -1,4 +1,4 @@
-"""The middle of a pipeline, in this process: the packer, the senders, and what they share."""
+"""The stages between the source and the settlement: the packer, the senders, and what they share."""
 
 from __future__ import annotations
 
@@ -31,17 +31,13 @@ from shipper.status.pauses import ADVICE
 _BATCH_BUFFER: Final = 8
 
 
-class InProcess:
+class Stages:
     """
-    A `Middle`.
-
     Args:
         give_up_after_s: With no acceptance for so long the run is given up; None = never.
         wall_time: Seconds since the epoch.
         suspects: As for `Packer`.
     """
-
-    pending: Final = 0
 
     def __init__(
         self,
@@ -70,13 +66,20 @@ class InProcess:
         self._new_endpoint: Callable[[], Endpoint]
 
     def __repr__(self) -> str:
-        return f"<InProcess {self._packer!r} {self._gate!r}>"
+        return f"<Stages {self._packer!r} {self._gate!r}>"
 
     @property
     def waits_for_input_since(self) -> float | None:
+        """Since when nothing has come, on the event loop's clock; None while something is packed."""
         return self._packer.waits_for_input_since
 
     def open(self) -> None:
+        """
+        Load certificates, and the EventIds that earlier runs got accepted.
+
+        Raises:
+            ConfigError: A secret, certificate or key cannot be used.
+        """
         endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
         ssl_context = make_ssl_context(endpoint, "intake")
         self._shared = Shared(
@@ -94,6 +97,12 @@ class InProcess:
         self._settlement.remember_accepted()
 
     async def run(self, chunks_rx: MemoryObjectReceiveStream[Chunk]) -> None:
+        """
+        Settle chunks until there are no more.
+
+        Raises:
+            DeliveryGaveUpError: The service accepted nothing for too long.
+        """
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))
         settled_tx, settled_rx = anyio.create_memory_object_stream[Settled](2 * len(self._senders))
         with settled_rx:
@@ -112,9 +121,11 @@ class InProcess:
 
     @property
     def is_stuck(self) -> bool:
+        """Whether delivery pauses, and no request is in flight whose answer could be waited for."""
         return bool(self._gate.reason) and not self._gate.in_flight
 
     def hurry(self) -> None:
+        """Skip backoffs."""
         self._gate.hurry()
 
     async def reconfigure(self, settings: Settings) -> None:
@@ -135,6 +146,7 @@ class InProcess:
         self._hold.reconfigure(settings)
 
     def seen(self, live: Live) -> Live:
+        """Add what there is to see of these stages to a snapshot; their pauses come first."""
         counts = self._shared.counts
         if latest := counts.latencies.take_latest():
             self._latency = _quantile(latest, 0.5), _quantile(latest, 0.95)
