@@ -7,12 +7,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-import pytest
-
 from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed
-from tests.e2e.fake_service import HANG, FakeService, Reply
+from tests.e2e.fake_service import FakeService, Reply
 
 
 def export(shipper: Shipper, name: str, lines: list[bytes]) -> Path:

@@ -125,12 +125,12 @@ class Living:
 
     @property
     def gate(self) -> Any:
-        return self._middle._gate
+        return self._stages._gate
 
     @property
-    def _middle(self) -> Any:
+    def _stages(self) -> Any:
         assert self._shipper._pipeline is not None
-        return self._shipper._pipeline._middle
+        return self._shipper._pipeline._stages
 
     async def ship(self) -> None:
         """Ship three records, and wait until each of them is settled."""
@@ -154,7 +154,7 @@ class Living:
 
     def _unlearn(self) -> None:
         """Forget what the last input has taught about the peer: how much it takes."""
-        self._middle._shared.working_bytes = math.inf
+        self._stages._shared.working_bytes = math.inf
 
     async def _live(self) -> None:
         """Begin, or begin anew with an empty state; then the books of the last life are looked at, on disk."""
@@ -173,7 +173,7 @@ class Living:
 
     async def _stay(self) -> None:
         async with Shipper(self._settings(self._folder)) as self._shipper:
-            for sender in self._middle._senders:
+            for sender in self._stages._senders:
                 sender._settle = partial(self._settle, sender._settle)
             self._ready.set()
             await self._ending.wait()

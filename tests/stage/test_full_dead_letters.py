@@ -244,7 +244,7 @@ async def test_what_was_left_behind_a_full_store_is_not_passed_when_room_comes_l
     source = Streams([(1, BAD)] * 4 + [(1, good(number)) for number in range(30)])
     pipeline = make(source)
     summaries: list[Summary] = []
-    packer = pipeline._middle._packer
+    packer = pipeline._stages._packer
     left = packer._pack
 
     async def pack_chunk(chunk: Chunk, batches_tx: Any) -> None:

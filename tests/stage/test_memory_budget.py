@@ -12,7 +12,6 @@ import anyio
 import msgspec
 import pytest
 
-from shipper.codec import DedupeWindow
 from shipper.config.settings import RecordsSettings
 from shipper.model.errors import StateUnwritableError
 from shipper.model.records import Backlog, Checkpoint, Chunk, Span, Stream, move_checkpoints
@@ -120,7 +119,7 @@ def held_in_memory(pipeline: Pipeline) -> int:
     rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
     keys = sum(len(part.ledger) for part in (*spans, *held._unsaved))
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
-    waiting = [event for events in pipeline._middle._packer._batcher._waiting.values() for event in events]
+    waiting = [event for events in pipeline._stages._packer._batcher._waiting.values() for event in events]
     lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
     return lines + 250 * (len(rejections) + keys + len(waiting)) + sum(chunks.values())
 

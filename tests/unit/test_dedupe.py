@@ -98,14 +98,6 @@ def test_what_earlier_runs_got_accepted_is_known_as_far_as_it_fits():
     assert window.admit(random.randbytes(16) + keys[-1]) is None
 
 
-def test_what_was_accepted_is_told_from_what_is_new():
-    window = DedupeWindow(10)
-    accepted(window, A)
-    assert window.accept_all(B + A + C + B) == [A, B]
-    assert [state_of(window, each) for each in (A, B, C)] == [ACCEPTED] * 3
-    assert window.accept_all(b"") == []
-
-
 @pytest.mark.parametrize("fixed", [range(4, 12), range(12)], ids=["made", "the same but at the end"])
 def test_ids_that_are_made_to_share_a_cell_cost_little(fixed: range):
     """They are made so that what a cell is made of is the same in each."""

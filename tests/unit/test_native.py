@@ -126,7 +126,7 @@ def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPat
 FILLING = b"".join(key_of(str(number)) for number in range(100, 3 * ADMITTED_MAX + 200))
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember", "accept_all"]),
+        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember"]),
         st.lists(st.integers(0, 60), min_size=1, max_size=12),
         st.integers(0, 1000),
     ),
@@ -158,8 +158,6 @@ def test_both_windows_give_the_same_answers(operations: list[tuple[str, list[int
                     assert len({window.accept(slot, ordinals) for window in windows}) == 1
                 else:
                     assert len({window.accept(slot, range(len(keys) // 16)) for window in windows}) == 1
-            case "accept_all":
-                assert windows[0].accept_all(keys) == windows[1].accept_all(keys)
             case "remember":
                 for window in windows:
                     window.remember(keys)

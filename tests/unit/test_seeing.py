@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shipper.delivery.sender import BUCKETS, Latencies
 from shipper.model.errors import StateError
-from shipper.pipeline.in_process import _quantile as quantile
+from shipper.pipeline.stages import _quantile as quantile
 from shipper.status.admin.metrics import Metrics
 from shipper.status.board import Board
 from shipper.status.live import Live, Pause
