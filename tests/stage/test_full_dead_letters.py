@@ -81,7 +81,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Any:
         commit_interval_s: float = 0.001,
         **changes: Any,
     ) -> Pipeline:
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: ScriptedEndpoint())
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: ScriptedEndpoint())
         made = settings(**{"batch_max_events": 1, **changes})
         state = msgspec.structs.replace(
             made.state, dead_letter_retention_days=retention_days, commit_interval_seconds=commit_interval_s
@@ -336,7 +336,7 @@ async def test_nothing_that_is_sent_is_left_out_of_the_bodies(make: Any, store: 
     source = Streams([(1, good(1)), (1, BAD * 3), (1, good(2)), (1, BAD), (1, good(3))])
     pipeline = make(source, delivery_give_up_after_seconds=0.2)
     with pytest.MonkeyPatch.context() as patch, anyio.fail_after(10):
-        patch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: endpoint)
+        patch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: endpoint)
         summary: Summary = await pipeline.run()
     sent = [event["ConsumerID"] for body in endpoint.bodies for event in json.loads(body)["events"]]
     # What was packed before the store was found full is accepted, and pending, as it cannot be saved.

@@ -90,7 +90,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
     def make(source: Any, *scripts: Any, store_: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
         monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: next(endpoints))
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
         made = settings(senders=len(scripts), **{"batch_max_events": RECORDS_PER_CHUNK, **changes})
         state = msgspec.structs.replace(made.state, commit_interval_seconds=interval_s)
         return Pipeline(

@@ -96,7 +96,7 @@ def make(monkeypatch: pytest.MonkeyPatch):
         drain_s: float = 25.0,
     ) -> Pipeline:
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: next(endpoints))
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
         settings = Settings(
             intake=EndpointSettings(
                 base_url="http://127.0.0.1:9", subscription_key=LiteralSecret("k"), token=LiteralSecret("t")

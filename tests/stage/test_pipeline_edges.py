@@ -102,7 +102,7 @@ def store(tmp_path: Path):
 def make(monkeypatch: pytest.MonkeyPatch, store: Store):
     def make(source: Any, *scripts: Sequence[Any], is_one_shot: bool = True, **changes: Any) -> Pipeline:
         endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: next(endpoints))
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
         return Pipeline(
             settings(senders=len(scripts), **changes),
             source,

@@ -104,7 +104,7 @@ class Outage:
         )
         self.most_unsettled = 0
         monkeypatch.setattr("shipper.pipeline.settlement.run_sync", at_once)
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: _Endpoint(self.service, 0))
 
     def begin(self) -> Pipeline:
         """Make a pipeline that goes on where the state says."""

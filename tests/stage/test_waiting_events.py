@@ -78,7 +78,7 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     store = Store(tmp_path)
 
     def make(source: Fed, service: Service) -> Pipeline:
-        monkeypatch.setattr("shipper.pipeline.in_process.Endpoint", lambda *_, **__: service)
+        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: service)
         made = settings(senders=2, batch_linger_seconds=0.0, batch_max_events=1)
         return Pipeline(made, source, store, is_one_shot=True, wall_time=lambda: NOW_S, rng=Random(1))
 

@@ -103,10 +103,11 @@ def test_it_stops_before_an_event_id_that_is_known():
 
 def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPatch):
     asked: list[int] = []
+    scan = NATIVE.scan
 
     class Counting:
         def __init__(self, data: bytes) -> None:
-            self._scan = NATIVE.scan(data)
+            self._scan = scan(data)
 
         def take(self, data: bytes, start: int, *rest: Any) -> Any:
             asked.append(start)
