@@ -5,38 +5,33 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 import structlog
 
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.model.records import Chunk, Stream
 from shipper.pipeline import Pipeline, Summary
 from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.test_pipeline_edges import NOW_S, settings
-from tests.unit.test_codec import line
+from tests.stage.pipelines import NOW_S, Source, good, holds, pipeline_of, settings, signals_from
 
 BAD = b"not json\n"
 LETTER_BYTES = len(BAD) - 1 + LETTER_OVERHEAD_BYTES
 
 
-class Streams:
+class Streams(Source):
     """Sends lines, each with the number of its stream, one a chunk and no faster than saves come; counts them."""
 
     def __init__(self, lines: Sequence[tuple[int, bytes]]) -> None:
+        super().__init__()
         self.lines = lines
         self.streams = {number: Stream(stream_id=number, kind="file", path="x", inode=number) for number, _ in lines}
-        self.sent = 0
-        self.is_exhausted = False
 
     async def run(self, chunks_tx: Any) -> None:
         ends = dict.fromkeys(self.streams, 0)
@@ -48,18 +43,8 @@ class Streams:
             ends[number] = end
         self.is_exhausted = True
 
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        move_checkpoints(saved)
-
     def checkpoints(self) -> dict[int, int]:
         return {number: stream.checkpoint for number, stream in self.streams.items()}
-
-
-def good(number: int) -> bytes:
-    return line(number, ConsumerID=number + 1) + b"\n"
 
 
 @pytest.fixture
@@ -81,19 +66,12 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Any:
         commit_interval_s: float = 0.001,
         **changes: Any,
     ) -> Pipeline:
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: ScriptedEndpoint())
-        made = settings(**{"batch_max_events": 1, **changes})
-        state = msgspec.structs.replace(
-            made.state, dead_letter_retention_days=retention_days, commit_interval_seconds=commit_interval_s
+        made = settings(
+            **{"batch_max_events": 1, **changes},
+            state_dead_letter_retention_days=retention_days,
+            state_commit_interval_seconds=commit_interval_s,
         )
-        return Pipeline(
-            msgspec.structs.replace(made, state=state),
-            source,
-            store,
-            is_one_shot=is_one_shot,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
-        )
+        return pipeline_of(monkeypatch, made, source, store, [ScriptedEndpoint()], is_one_shot=is_one_shot)
 
     return make
 
@@ -110,10 +88,6 @@ def told(logs: list[Any], event: str) -> list[Any]:
 
 def is_paused(logs: list[Any]) -> bool:
     return len(told(logs, "delivery_paused")) > len(told(logs, "delivery_resumed"))
-
-
-def holds(summary: Summary) -> bool:
-    return summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
 
 
 async def until(condition: Any) -> None:
@@ -201,15 +175,6 @@ async def test_dead_letters_that_never_have_room_say_so(make: Any, store: Store,
         summary: Summary = await make(Streams([(1, b"x" * 1900 + b"\n")]), delivery_give_up_after_seconds=0.1).run()
     assert (summary.outcome, summary.pending, summary.dead_lettered) == ("gave_up", 1, 0)
     assert f"at least {1900 + LETTER_OVERHEAD_BYTES:,}" in told(logs, "delivery_paused")[0]["message"]
-
-
-@contextmanager
-def signals_from(numbers: anyio.abc.ObjectReceiveStream[signal.Signals]) -> Iterator[AsyncIterator[signal.Signals]]:
-    async def receive() -> AsyncIterator[signal.Signals]:
-        async for number in numbers:
-            yield number
-
-    yield receive()
 
 
 @pytest.mark.parametrize("is_one_shot", [True, False])

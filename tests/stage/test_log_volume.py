@@ -1,4 +1,4 @@
-"""Hours without the service, in virtual time: the log stays small, and says what a person needs."""
+"""An hour without the service, in virtual time: the log stays small, and says what a person needs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.stage import test_pipeline_outage
 from tests.stage.service_model import in_virtual_time
 from tests.stage.test_pipeline_outage import RECORDS, Outage
 
-AWAY_S = 2 * 3_600.0
+AWAY_S = 3_600.0
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def real_logs():
 
 
 @pytest.mark.usefixtures("real_logs")
-def test_hours_of_outage_are_a_line_every_30_s_that_says_what_is_wrong(
+def test_an_hour_of_outage_is_a_line_every_30_s_that_says_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(test_pipeline_outage, "BACK_AT", AWAY_S)
@@ -50,7 +50,7 @@ def test_hours_of_outage_are_a_line_every_30_s_that_says_what_is_wrong(
     store.close()
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     events = Counter(line["event"] for line in lines)
-    assert requests > 1_300, "it was tried all the time"
+    assert requests > 650, "it was tried all the time"
     assert events["self_report"] == pytest.approx(AWAY_S / 30, rel=0.01)
     assert (events["delivery_paused"], events["delivery_resumed"]) == (1, 1)
     assert sum(events.values()) < events["self_report"] + 100, events

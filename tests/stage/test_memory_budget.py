@@ -2,78 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 
-from shipper.config.settings import RecordsSettings
 from shipper.model.errors import StateUnwritableError
-from shipper.model.records import Backlog, Checkpoint, Chunk, Span, Stream, move_checkpoints
+from shipper.model.records import Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline.acks import weight
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.test_pipeline_edges import NOW_S, settings
-from tests.stage.test_pipeline_outage import at_once
+from tests.stage.pipelines import Source, at_once, good, pipeline_of, settings
 from tests.unit.test_codec import line
 
 BUDGET = 1 << 20
 RECORDS_PER_CHUNK = 100
-CHUNKS = 300  # far more than the budget has room for
+CHUNKS = 120  # far more than the budget has room for
 GOOD_CHUNKS = 2
 
 
-def good(number: int) -> bytes:
-    return line(number, ConsumerID=number + 1)
-
-
 def refused(number: int) -> bytes:
-    return line(number, ConsumerID=number + 1, IP="nowhere")
+    return line(number, ConsumerID=number + 1, IP="nowhere") + b"\n"
 
 
 def sparse(number: int) -> bytes:
     """A record with a key of its own in the ledger."""
-    return line(number, ConsumerID=number + 1, BTag=f"{number + 1}_{'0' * 32}")
+    return line(number, ConsumerID=number + 1, BTag=f"{number + 1}_{'0' * 32}") + b"\n"
 
 
 def repeated(number: int) -> bytes:
-    return line(1, ConsumerID=1)
+    return line(1, ConsumerID=1) + b"\n"
 
 
-class Records:
-    """Sends so many chunks of records, the first ones good; notes how much it got rid of."""
+class Records(Source):
+    """Sends so many chunks of records, the first ones good."""
 
     def __init__(self, record: Callable[[int], bytes], chunks: int = CHUNKS) -> None:
+        super().__init__()
         self.record = record
         self.chunks = chunks
-        self.sent_bytes = 0
-        self.size = 0
-        self.is_exhausted = False
-        self.stream = Stream(stream_id=1, kind="file", path="x")
 
     async def run(self, chunks_tx: Any) -> None:
         numbers = count()
         for at in range(self.chunks):
             record = good if at < GOOD_CHUNKS else self.record
-            data = b"".join(record(next(numbers)) + b"\n" for _ in range(RECORDS_PER_CHUNK))
-            chunk = Chunk(stream=self.stream, start_offset=self.size, end_offset=self.size + len(data), data=data)
-            await chunks_tx.send(chunk)
-            self.size += len(data)
-            self.sent_bytes += len(data)
+            await self.send(chunks_tx, b"".join(record(next(numbers)) for _ in range(RECORDS_PER_CHUNK)))
         self.is_exhausted = True
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        move_checkpoints(saved)
 
 
 @pytest.fixture
@@ -89,18 +68,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipeline]:
     def make(source: Any, *scripts: Any, store_: Any = None, interval_s: float = 0.001, **changes: Any) -> Pipeline:
         monkeypatch.setattr(settlement, "MAX_HELD_BYTES", BUDGET)
-        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
-        made = settings(senders=len(scripts), **{"batch_max_events": RECORDS_PER_CHUNK, **changes})
-        state = msgspec.structs.replace(made.state, commit_interval_seconds=interval_s)
-        return Pipeline(
-            msgspec.structs.replace(made, state=state, records=RecordsSettings(mistake_limit=0)),
-            source,
-            store_ or store,
-            is_one_shot=True,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
+        made = settings(
+            senders=len(scripts),
+            records_mistake_limit=0,
+            state_commit_interval_seconds=interval_s,
+            **{"batch_max_events": RECORDS_PER_CHUNK, **changes},
         )
+        return pipeline_of(monkeypatch, made, source, store_ or store, map(ScriptedEndpoint, scripts))
 
     return make
 
@@ -108,7 +82,7 @@ def make(monkeypatch: pytest.MonkeyPatch, store: Store) -> Callable[..., Pipelin
 async def until_it_rests(pipeline: Pipeline, source: Records) -> None:
     """Wait until nothing is read any more, though commit intervals pass."""
     before = None
-    while before != (before := (source.sent_bytes, repr(pipeline))) or not source.sent_bytes:
+    while before != (before := (source.size, repr(pipeline))) or not source.size:
         await anyio.sleep(0.05)
 
 

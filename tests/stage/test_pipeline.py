@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import AsyncIterator, Sequence
-from contextlib import contextmanager
-from random import Random
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import pytest
 
-from shipper.config.secrets import LiteralSecret
-from shipper.config.settings import (
-    BatchSettings,
-    DeliverySettings,
-    EndpointSettings,
-    InputSettings,
-    Settings,
-    StateSettings,
-)
 from shipper.model.errors import StateError
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.model.records import Checkpoint
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.state.store import Saved
 from tests.fakes import ScriptedEndpoint
+from tests.stage.pipelines import NOW_S, Source, holds, pipeline_of, settings, signals_from
 from tests.unit.test_codec import line
-
-NOW_S = 1_800_000_000.0
 
 
 class MemoryStore:
@@ -54,31 +42,20 @@ class MemoryStore:
         return max((checkpoint.end_offset for save in self.saves for checkpoint in save), default=0)
 
 
-class ListSource:
+class ListSource(Source):
     """Sends lines, one chunk each; then ends, or waits for ever."""
 
     def __init__(self, lines: Sequence[bytes], *, is_followed: bool = False) -> None:
+        super().__init__()
         self.lines = lines
         self.is_followed = is_followed
-        self.is_exhausted = False
-        self.stream = Stream(stream_id=1, kind="file", path="x")
 
     async def run(self, chunks_tx: Any) -> None:
-        offset = 0
         for each in self.lines:
-            data = each + b"\n"
-            end = offset + len(data)
-            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
-            offset = end
+            await self.send(chunks_tx, each + b"\n")
         if self.is_followed:
             await anyio.sleep_forever()
         self.is_exhausted = True
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        move_checkpoints(saved)
 
 
 def lines(count: int) -> list[bytes]:
@@ -95,31 +72,16 @@ def make(monkeypatch: pytest.MonkeyPatch):
         linger_s: float = 60.0,
         drain_s: float = 25.0,
     ) -> Pipeline:
-        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
-        settings = Settings(
-            intake=EndpointSettings(
-                base_url="http://127.0.0.1:9", subscription_key=LiteralSecret("k"), token=LiteralSecret("t")
-            ),
-            input=InputSettings(max_record_bytes=2000),
-            batch=BatchSettings(max_events=max_events, linger_seconds=linger_s),
-            delivery=DeliverySettings(concurrency=len(scripts), drain_timeout_seconds=drain_s),
-            state=StateSettings(commit_interval_seconds=0.001),
+        made = settings(
+            senders=len(scripts),
+            batch_max_events=max_events,
+            batch_linger_seconds=linger_s,
+            delivery_drain_timeout_seconds=drain_s,
         )
-        return Pipeline(
-            settings,
-            source,
-            store,  # type: ignore[arg-type]
-            is_one_shot=not source.is_followed,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
-        )
+        endpoints = map(ScriptedEndpoint, scripts)
+        return pipeline_of(monkeypatch, made, source, store, endpoints, is_one_shot=not source.is_followed)
 
     return make
-
-
-def holds(summary: Summary) -> bool:
-    return summary.read == summary.accepted + summary.dead_lettered + summary.duplicates + summary.pending
 
 
 async def test_a_later_success_does_not_move_the_checkpoint_over_an_earlier_open_batch(make: Any):
@@ -173,15 +135,6 @@ async def test_more_spans_without_events_than_may_be_held_do_not_stop_the_line(
         summary = await make(ListSource([b"{}"] * 600), store, []).run()
     assert (summary.read, summary.dead_lettered, summary.exit_code(is_one_shot=True)) == (600, 600, 3)
     assert holds(summary)
-
-
-@contextmanager
-def signals_from(numbers: anyio.abc.ObjectReceiveStream[signal.Signals]):
-    async def receive() -> AsyncIterator[signal.Signals]:
-        async for number in numbers:
-            yield number
-
-    yield receive()
 
 
 @pytest.mark.parametrize("ended_by", ["second signal", "deadline"])

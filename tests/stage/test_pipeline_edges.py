@@ -14,17 +14,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from shipper.config.secrets import LiteralSecret
-from shipper.config.settings import (
-    BatchSettings,
-    DeliverySettings,
-    EndpointSettings,
-    InputSettings,
-    Settings,
-    StateSettings,
-)
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.model.records import Chunk
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
 from shipper.sources.identity import StreamBook
@@ -32,62 +23,28 @@ from shipper.sources.once import FilesOnce
 from shipper.state.store import Store
 from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer
+from tests.stage.pipelines import NOW_S, Source, good, pipeline_of, settings
 from tests.stage.servers import ACCEPTED, Origin, close
 from tests.unit.test_codec import line
 
-NOW_S = 1_800_000_000.0
 OPEN_SPANS = 512
 SPAN_BYTES = 2048 + 320  # one record, so one key in the ledger
 
 
-def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **changes: Any) -> Settings:
-    def of(section: str) -> dict[str, Any]:
-        return {key.removeprefix(section): value for key, value in changes.items() if key.startswith(section)}
-
-    return Settings(
-        intake=EndpointSettings(base_url=base_url, subscription_key=LiteralSecret("k"), token=LiteralSecret("t")),
-        input=InputSettings(max_record_bytes=2000),
-        batch=BatchSettings(**{"linger_seconds": 60.0, **of("batch_")}),
-        delivery=DeliverySettings(
-            **{
-                "concurrency": senders,
-                "retry_initial_seconds": 0.001,
-                "retry_max_seconds": 0.002,
-                **of("delivery_"),
-            }
-        ),
-        state=StateSettings(commit_interval_seconds=0.001),
-    )
-
-
-class Lines:
-    """A source of good lines, one a chunk, until somebody has enough of it; counts what it got rid of."""
-
-    is_exhausted = False
+class Lines(Source):
+    """A source of good lines, one a chunk, until somebody has enough of it."""
 
     def __init__(self, last: int | None = None) -> None:
+        super().__init__()
         self.last = last
-        self.sent = 0
-        self.stream = Stream(stream_id=1, kind="file", path="x")
 
     def line(self, number: int) -> bytes:
-        return line(number, ConsumerID=number + 1) + b"\n"
+        return good(number)
 
     async def run(self, chunks_tx: Any) -> None:
-        offset = 0
         for number in count() if self.last is None else range(self.last):
-            data = self.line(number)
-            end = offset + len(data)
-            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
-            self.sent += 1
-            offset = end
+            await self.send(chunks_tx, self.line(number))
         self.is_exhausted = True
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        move_checkpoints(saved)
 
 
 @pytest.fixture
@@ -101,16 +58,8 @@ def store(tmp_path: Path):
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch, store: Store):
     def make(source: Any, *scripts: Sequence[Any], is_one_shot: bool = True, **changes: Any) -> Pipeline:
-        endpoints = iter([ScriptedEndpoint(script) for script in scripts])
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: next(endpoints))
-        return Pipeline(
-            settings(senders=len(scripts), **changes),
-            source,
-            store,
-            is_one_shot=is_one_shot,
-            wall_time=lambda: NOW_S,
-            rng=Random(1),
-        )
+        made, endpoints = settings(senders=len(scripts), **changes), map(ScriptedEndpoint, scripts)
+        return pipeline_of(monkeypatch, made, source, store, endpoints, is_one_shot=is_one_shot)
 
     return make
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from random import Random
+from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 import anyio
@@ -12,11 +12,11 @@ import msgspec
 import pytest
 
 from shipper.delivery.answer import Answer
-from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints
+from shipper.model.records import Chunk
 from shipper.pipeline import Pipeline, settlement
 from shipper.state.store import Store
 from tests.fakes import OK, answer
-from tests.stage.test_pipeline_edges import NOW_S, settings
+from tests.stage.pipelines import Source, pipeline_of, settings
 from tests.unit.test_codec import line
 
 REFUSED = answer(400)
@@ -24,32 +24,21 @@ OF_ONE = b"".join(line(1, ConsumerID=consumer) + b"\n" for consumer in range(1, 
 OTHER = line(2, ConsumerID=9) + b"\n"
 
 
-class Fed:
+class Fed(Source):
     """A source of the chunks that a test gives it, until it is closed."""
 
-    is_exhausted = False
-
     def __init__(self, *chunks: bytes, is_open: bool) -> None:
+        super().__init__()
         self.chunks = chunks
         self.closed = anyio.Event()
-        self.stream = Stream(stream_id=1, kind="file", path="x")
         if not is_open:
             self.closed.set()
 
     async def run(self, chunks_tx: Any) -> None:
-        offset = 0
         for data in self.chunks:
-            end = offset + len(data)
-            await chunks_tx.send(Chunk(stream=self.stream, start_offset=offset, end_offset=end, data=data))
-            offset = end
+            await self.send(chunks_tx, data)
         await self.closed.wait()
         self.is_exhausted = True
-
-    def backlog(self) -> Backlog:
-        return Backlog()
-
-    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
-        move_checkpoints(saved)
 
 
 class Service:
@@ -78,9 +67,8 @@ def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     store = Store(tmp_path)
 
     def make(source: Fed, service: Service) -> Pipeline:
-        monkeypatch.setattr("shipper.pipeline.stages.Endpoint", lambda *_, **__: service)
         made = settings(senders=2, batch_linger_seconds=0.0, batch_max_events=1)
-        return Pipeline(made, source, store, is_one_shot=True, wall_time=lambda: NOW_S, rng=Random(1))
+        return pipeline_of(monkeypatch, made, source, store, repeat(service))
 
     yield make
     found = store.totals()
