@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,10 +15,8 @@ from shipper.model import wire
 from shipper.report.metrics import CLICKS, METRICS, REGISTRATIONS, added
 from shipper.report.page import render_page
 from shipper.report.rows import Fetched, entries_of
+from tests.e2e.browser import Browser
 from tests.report_documents import HOSTILE_NAMES, fetched, hostile, months
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium")
 
 VOID = {"meta", "link", "br"}
 
@@ -75,29 +71,11 @@ class Tree(HTMLParser):
         self.path[-1].children.append(data)
 
 
-def browse(page: str, folder: Path) -> tuple[str, Element]:
+def browse(browser: Browser, page: str, folder: Path) -> tuple[str, Element]:
     """Open a page, with no way to any network; answers with what the browser made of it, as text and as a tree."""
-    assert BROWSER
     path = folder / "report.html"
     path.write_text(page, "utf-8")
-    browser = subprocess.run(
-        [
-            *(
-                BROWSER,
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
-                "--no-first-run",
-                "--disable-background-networking",
-            ),
-            *("--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND"),
-            *(f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()),
-        ],
-        capture_output=True,
-        check=True,
-        timeout=120,
-    )
-    dom = browser.stdout.decode()
+    dom = browser.dom_of(path.as_uri())
     return dom, Tree(dom).path[0]
 
 
@@ -107,8 +85,8 @@ def documents() -> list[Fetched]:
 
 
 @pytest.fixture(scope="module")
-def seen(documents: list[Fetched], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Element]:
-    return browse(render_page(documents, ["A finding."]), tmp_path_factory.mktemp("page"))
+def seen(browser: Browser, documents: list[Fetched], tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Element]:
+    return browse(browser, render_page(documents, ["A finding."]), tmp_path_factory.mktemp("page"))
 
 
 @pytest.fixture(scope="module")
@@ -212,8 +190,8 @@ def test_funnel_over_periods_has_clicks_and_registrations_only(documents: list[F
             assert panel.figures[:2] == [added(CLICKS, entries).total, added(REGISTRATIONS, entries).total]
 
 
-def test_names_with_markup_are_text_to_the_browser(tmp_path: Path):
-    _, dom = browse(render_page([fetched(hostile())], HOSTILE_NAMES), tmp_path)
+def test_names_with_markup_are_text_to_the_browser(browser: Browser, tmp_path: Path):
+    _, dom = browse(browser, render_page([fetched(hostile())], HOSTILE_NAMES), tmp_path)
     assert not dom.all("script")
     assert not dom.all("b", onload="x")
     names = [row.all("bdi")[0].text for row in dom.all("tr", class_="head")]
