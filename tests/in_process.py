@@ -2,64 +2,59 @@
 Runs a command in this process, from its arguments to its exit code, for a twentieth of what a process of its own costs.
 
 It is for what a command finds, shows, writes and answers. What a process alone has is for a process: signals, a
-terminal, standard streams that fail.
+terminal, standard streams that fail, memory, workers.
 """
 
 from __future__ import annotations
 
 import gc
 import io
-import json
 import os
 import signal
 import sys
 from _thread import interrupt_main
-from collections.abc import Iterator, Mapping
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
+from typing import NamedTuple
 from unittest.mock import patch
 
 import structlog
 
 import shipper.cli
-from tests.e2e.driver import Result, Shipper, assert_accounted, read_state
+from shipper.status import logs
+
+
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 def run(
-    by: Shipper,
-    *arguments: str | Path,
-    settings: Mapping[str, object] | None = None,
-    configured: bool = True,
-    check: bool = True,
-    env: Mapping[str, str] | None = None,
-    limit_s: float = 60,
-) -> Result:
-    """Run `shipper ARGUMENTS` with the configuration, the folder and the state of `by`; options as of its `start`."""
-    words = [*arguments, *(["--config", by.config] if configured else [])]
-    words += [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={value}")]
-    environment = {**by.environment(), "COLUMNS": "80", **(env or {})}
-    if not configured:
-        del environment["SHIPPER__INTAKE__BASE_URL"]
-    before = read_state(by.state) if check else None
-    with chdir(by.folder), patch.dict(os.environ, environment, clear=True), _limited(limit_s):
-        result = _main([str(word) for word in words])
-    assert "Traceback" not in result.stderr, result.stderr
-    if before is not None:
-        assert_accounted(result.summary, before, read_state(by.state), is_replay="replay" in arguments)
-    return result
+    arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str], stdin: bytes | None, limit_s: float
+) -> Ended:
+    """
+    Run `shipper ARGUMENTS` in a folder and an environment.
+
+    Args:
+        stdin: What comes from a pipe; None = /dev/null.
+    """
+    with chdir(folder), patch.dict(os.environ, environment, clear=True), _fed(stdin), _limited(limit_s):
+        return _main([*arguments])
 
 
-def _main(arguments: list[str]) -> Result:
+def _main(arguments: list[str]) -> Ended:
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", "backslashreplace", write_through=True) for _ in range(2))
     with _called(["shipper", *arguments]), redirect_stdout(out), redirect_stderr(err), _untouched():
         try:
             shipper.cli.main()
         except SystemExit as ended:
             code = int(ended.code or 0)
-    stdout, stderr = (stream.buffer.getvalue().decode("utf-8", "backslashreplace") for stream in (out, err))
-    last = stdout.rstrip().rpartition("\n")[2]
-    return Result(code, stdout, stderr, json.loads(last) if last.startswith('{"read"') else None, peak_bytes=0)
+    return Ended(code, *(stream.buffer.getvalue().decode("utf-8", "backslashreplace") for stream in (out, err)))
 
 
 @contextmanager
@@ -71,9 +66,36 @@ def _called(words: list[str]) -> Iterator[None]:
 
 
 @contextmanager
+def _fed(data: bytes | None) -> Iterator[None]:
+    """Let descriptor 0 be a pipe from which this comes, and then its end."""
+    reading, writing = os.pipe() if data is not None else (os.open(os.devnull, os.O_RDONLY), None)
+    before = os.dup(0)
+    os.dup2(reading, 0)
+    os.close(reading)
+    writer = Thread(target=_write, args=(writing, data), daemon=True)
+    if writing is not None:
+        writer.start()
+    try:
+        with open(0, closefd=False) as stdin, patch.object(sys, "stdin", stdin):
+            yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+        if writing is not None:
+            writer.join()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with suppress(BrokenPipeError), open(descriptor, "wb", buffering=0) as out:
+        left = memoryview(data)
+        while left:
+            left = left[out.write(left) :]
+
+
+@contextmanager
 def _untouched() -> Iterator[None]:
     """Take back what a command sets for its process as a whole."""
-    umask, thresholds, logs = os.umask(0o022), gc.get_threshold(), structlog.get_config()
+    umask, thresholds, set_up_before = os.umask(0o022), gc.get_threshold(), structlog.get_config()
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def configure(**options: object) -> None:
@@ -81,15 +103,23 @@ def _untouched() -> Iterator[None]:
 
     set_up = structlog.configure
     try:
-        with patch.object(structlog, "configure", configure):
+        with (
+            patch.object(structlog, "configure", configure),
+            patch.object(logs, "_gate", logs._Gate()),  # which counts the lines of a process
+            patch.object(gc, "freeze"),  # what the tests have imported is frozen, and would be thawed with the rest
+            patch.object(os, "_exit", _no),
+        ):
             yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # the processes that a test starts would inherit what is ignored
-        structlog.configure(**logs)
+        structlog.configure(**set_up_before)
         gc.set_threshold(*thresholds)
-        gc.unfreeze()
         os.umask(umask)
+
+
+def _no(code: int) -> None:
+    raise AssertionError(f"the process would end at once, with {code}: such a command needs one of its own")
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from shipper.report.history import History
-from tests import in_process
 from tests.e2e.driver import Result, Running, Shipper, Target
 from tests.report_service import Asked, document
 
@@ -46,7 +45,7 @@ class Reporter:
     def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None, **options: Any) -> Result:
         """Run `shipper report ARGUMENTS` in this process."""
         environment = {**self.environment, **(env or {})}
-        return in_process.run(self._shipper, "report", *arguments, env=environment, **options)
+        return self._shipper.run("report", *arguments, env=environment, **options)
 
     def good(self, *arguments: str | Path, **options: Any) -> str:
         """Run it in this process; nothing may be amiss. Returns what it printed."""

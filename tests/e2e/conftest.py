@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from shipper.sandbox.options import SandboxOptions
+from shipper.sandbox.samples import sample_lines
 from shipper.sandbox.server import SandboxThread
 from tests.conftest import SEED
-from tests.e2e.driver import SHIPPER, Service, Shipper, Target
+from tests.e2e.browser import Browser
+from tests.e2e.driver import Service, Shipper, Target
 from tests.e2e.fake_service import FakeService
 from tests.e2e.files import Tail
 from tests.e2e.operated import Start
@@ -44,14 +46,16 @@ def _warm_starts() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     path = tmp_path_factory.mktemp("sample") / "events.ndjson"
-    with path.open("wb") as out:
-        subprocess.run(
-            [SHIPPER, "sample", "--count", str(SAMPLE_EVENTS), "--seed", str(SEED)], stdout=out, check=True, timeout=30
-        )
-    lines = path.read_bytes().splitlines(keepends=True)
-    assert len(lines) == SAMPLE_EVENTS
+    lines = [*sample_lines(SAMPLE_EVENTS, seed=SEED, end=datetime.now(UTC))]
+    path.write_bytes(b"".join(lines))
     assert {line[:12] for line in lines} == {b'{"EventId":"'}
     return Sample(path, lines, [line[12:48].decode() for line in lines])
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="session")

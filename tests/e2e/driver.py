@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,12 +27,15 @@ import httpx
 
 from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.server import SandboxThread
+from tests import in_process
 from tests.e2e import warm_start
 from tests.e2e.warm_start import SHIPPER as SHIPPER
 
 # Settings of a `shipper run` that a test waits for.
 QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
 _PAGE_EVENTS = 10_000
+# Variables that are read whenever a command runs.
+_READ_LATE = re.compile(r"SHIPPER__\w+|INTAKE_\w+|REPORT_\w+|CLIENT_SECRET|(PROXY_)?PASSWORD|COLUMNS|\w+_(PROXY|proxy)")
 
 
 def pauses() -> Iterator[float]:
@@ -187,7 +191,7 @@ class Result:
 
     Attributes:
         summary: The last line of stdout, if it is a summary.
-        peak_bytes: The most memory that it was seen to hold.
+        peak_bytes: The most memory that it was seen to hold; 0 if it had no process of its own.
     """
 
     returncode: int
@@ -201,6 +205,34 @@ class Result:
         assert self.summary is not None, self.stdout + self.stderr
         names = ("read", "accepted", "dead_lettered", "duplicates", "pending")
         return tuple(self.summary[name] for name in names)
+
+
+def _accounted(
+    returncode: int,
+    stdout: str,
+    stderr: str,
+    state: Path | None,
+    before: State,
+    is_replay: bool,
+    peak_bytes: int = 0,
+) -> Result:
+    """Return what has ended, and hold it to the promise."""
+    last = stdout.rstrip().rpartition("\n")[2]
+    summary = json.loads(last) if last.startswith('{"read"') else None
+    assert "Traceback" not in stderr, stderr
+    if state:
+        assert_accounted(summary, before, read_state(state), is_replay=is_replay)
+    return Result(returncode, stdout, stderr, summary, peak_bytes)
+
+
+def _can_run_here(arguments: Sequence[str | Path], options: Mapping[str, Any]) -> bool:
+    """Return whether a run in this process differs from one in its own in nothing that is asked for."""
+    return (
+        warm_start.are_allowed()
+        and options.keys() <= {"settings", "configured", "check", "env"}
+        and "--workers" not in arguments
+        and all(_READ_LATE.fullmatch(name) for name in options.get("env") or ())
+    )
 
 
 class Running:
@@ -284,13 +316,9 @@ class Running:
             _ = self.peak_bytes
             time.sleep(min(next(pause), 0.02))  # what it takes at the very end is not to be missed
         self._close_stdin()
-        stdout, stderr = self._stdout.read_text(errors="backslashreplace"), self.stderr
-        last = stdout.rstrip().rpartition("\n")[2]
-        summary = json.loads(last) if last.startswith('{"read"') else None
-        assert "Traceback" not in stderr, stderr
-        if self._state:
-            assert_accounted(summary, self._before, read_state(self._state), is_replay=self._is_replay)
-        return Result(self.process.returncode, stdout, stderr, summary, self._peak_bytes)
+        stdout = self._stdout.read_text(errors="backslashreplace")
+        code, peak_bytes = self.process.returncode, self._peak_bytes
+        return _accounted(code, stdout, self.stderr, self._state, self._before, self._is_replay, peak_bytes)
 
     def end(self) -> None:
         """Leave nothing running, whatever happened."""
@@ -365,6 +393,21 @@ class Shipper:
             **({} if os.geteuid() == 0 else {"SHIPPER_DUMPABLE": "1"}),
         }
 
+    def _command(
+        self,
+        arguments: Iterable[str | Path],
+        settings: Mapping[str, object] | None = None,
+        configured: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[list[str], dict[str, str]]:
+        """Return the words behind the command and its environment."""
+        words = [*map(os.fsdecode, arguments), *(["--config", str(self.config)] if configured else [])]
+        words += [word for key, value in (settings or {}).items() for word in ("--set", f"{key}={value}")]
+        environment = self.environment()
+        if not configured:
+            del environment["SHIPPER__INTAKE__BASE_URL"]
+        return words, {**environment, **(env or {})}
+
     def start(
         self,
         *arguments: str | Path,
@@ -386,42 +429,40 @@ class Shipper:
             prefix: Words in front of the command, such as another program that executes it.
             options: Those of `warm_start.start`, such as `fresh=True`.
         """
-        command: list[str | Path] = [*prefix, SHIPPER, *arguments]
-        if configured:
-            command += ["--config", self.config]
-        for key, value in (settings or {}).items():
-            command += ["--set", f"{key}={value}"]
-        environment = self.environment()
-        if not configured:
-            del environment["SHIPPER__INTAKE__BASE_URL"]
-        running = Running(
-            command,
-            self.state if check else None,
-            self._output,
-            cwd=self.folder,
-            env={**environment, **(env or {})},
-            stdin=stdin,
-            **options,
-        )
+        words, environment = self._command(arguments, settings, configured, env)
+        command = [*prefix, SHIPPER, *words]
+        state = self.state if check else None
+        running = Running(command, state, self._output, cwd=self.folder, env=environment, stdin=stdin, **options)
         self._running.append(running)
         return running
 
-    def run(self, *arguments: str | Path, limit_s: float = 30, **options: Any) -> Result:
-        """Run `shipper ARGUMENTS` to its end; options as for `start`."""
-        return self.start(*arguments, **options).finish(limit_s=limit_s)
+    def run(self, *arguments: str | Path, data: bytes | None = None, limit_s: float = 30, **options: Any) -> Result:
+        """
+        Run `shipper ARGUMENTS` to its end, in this process if that can be.
+
+        Args:
+            data: What it gets on a pipe; None = /dev/null.
+            options: As for `start`.
+        """
+        if not _can_run_here(arguments, options):
+            running = self.start(*arguments, **(options if data is None else {"stdin": subprocess.PIPE, **options}))
+            if data is not None:
+                running.stdin.write(data)
+                running.stdin.close()
+            return running.finish(limit_s=limit_s)
+        state = self.state if options.pop("check", True) else None
+        words, environment = self._command(arguments, **options)
+        before = read_state(state) if state else State()
+        environment = {"COLUMNS": "80", **environment}
+        ended = in_process.run(words, folder=self.folder, environment=environment, stdin=data, limit_s=limit_s)
+        return _accounted(*ended, state, before, is_replay="replay" in arguments)
 
     def backfill(self, *paths: str | Path, **options: Any) -> Result:
         return self.run("backfill", *paths, "--summary", "json", **options)
 
     def pipe(self, data: bytes | None = None, **options: Any) -> Result:
         """Run `shipper pipe` with these bytes on a pipe; None = /dev/null."""
-        if data is None:
-            return self.run("pipe", "--summary", "json", **options)
-        limit_s = options.pop("limit_s", 30)
-        running = self.start("pipe", "--summary", "json", stdin=subprocess.PIPE, **options)
-        running.stdin.write(data)
-        running.stdin.close()
-        return running.finish(limit_s=limit_s)
+        return self.run("pipe", "--summary", "json", data=data, **options)
 
 
 # What the service holds -------------------------------------------------------------------------------------------

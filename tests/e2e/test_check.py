@@ -15,7 +15,6 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper
 from tests.e2e.fake_service import FakeService
-from tests.in_process import run
 
 WRONG = "c0ffee.wrong.secret"
 _ROW = re.compile(r"(ok|note|fail) +([a-z._:-]+)  +(\S.*)")
@@ -37,7 +36,7 @@ def test_people_and_programs_are_told_the_same_and_nothing_is_written(shipper: S
     assert not [secret for secret in service.target[1:] if secret in result.stdout]
     names = [row[2] for row in rows_of(result.stdout)]
     names.remove(second)
-    assert names == [item["name"] for item in json.loads(run(shipper, "check", "--online", "--json").stdout)["items"]]
+    assert names == [item["name"] for item in json.loads(shipper.run("check", "--online", "--json").stdout)["items"]]
     assert service.counts()["events_received"] == 0
     assert not shipper.state.exists()
 
@@ -83,7 +82,7 @@ def test_the_request_is_one_of_those_that_ship(
     shipper.target = fake.target
     (shipper.folder / "events.ndjson").write_bytes(sample.lines[0])
     assert shipper.backfill("events.ndjson", settings=settings).returncode == 0
-    assert run(shipper, "check", "--online", settings=settings).returncode == 0
+    assert shipper.run("check", "--online", settings=settings).returncode == 0
     shipped, asked = (_constant(headers) for headers in fake.headers)
     assert asked == shipped
     body = fake.bodies[1]
@@ -106,7 +105,7 @@ def test_the_process_that_holds_the_state_is_named(shipper: Shipper, service: Se
     assert not holder.has_ended
     holder.stdin.close()
     assert holder.finish().returncode == 0
-    assert re.search(r"^ok    state\.directory ", run(shipper, "check").stdout, re.MULTILINE)
+    assert re.search(r"^ok    state\.directory ", shipper.run("check").stdout, re.MULTILINE)
 
 
 def test_what_the_modes_forbid_is_told(shipper: Shipper):

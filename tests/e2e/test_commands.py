@@ -19,7 +19,6 @@ import pytest
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target
 from tests.e2e.surroundings import unread_bytes
-from tests.in_process import run
 
 
 def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path: Path):
@@ -37,7 +36,7 @@ def test_demo_needs_nothing_and_leaves_nothing_behind(shipper: Shipper, tmp_path
 
 def test_a_slow_reader_gets_all_though_a_write_is_cut_short(shipper: Shipper):
     arguments = ["config", "schema"]
-    whole = run(shipper, *arguments, configured=False).stdout.encode()
+    whole = shipper.run(*arguments, configured=False).stdout.encode()
     environment = shipper.environment() | {"PYTHONUNBUFFERED": "1"}
     read_end, write_end = os.pipe()
     room = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
@@ -102,7 +101,7 @@ def test_a_reader_that_has_gone_does_not_cost_the_work(shipper: Shipper, service
 def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sample: Sample):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:500]))
-    assert run(shipper, "backfill", file).returncode == 0
+    assert shipper.run("backfill", file).returncode == 0
     config = shipper.config.read_text()
     shipper.config.write_text(
         f'{config}[report]\nbase_url = "{service.target.base_url}"\n'
@@ -112,14 +111,14 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
     period = [str(today - timedelta(days=31)), str(today)]
 
     period += ["--split", "none"]
-    table = run(shipper, "report", "1001", *period)
+    table = shipper.run("report", "1001", *period)
     assert table.returncode == 0
     assert "Sandbox Affiliate" in table.stdout
     # Of the first table, one per brand, behind the clicks.
     totals = re.findall(r"total +0 +([0-9,]+) ", table.stdout)[:3]
     assert sum(int(total.replace(",", "")) for total in totals) == 500
 
-    exact = run(shipper, "report", "1001", *period, "--format", "json")
+    exact = shipper.run("report", "1001", *period, "--format", "json")
     assert exact.returncode == 0
     document = json.loads(exact.stdout)
     assert document["source"]["affilaiteAccountId"] == 1001
@@ -136,7 +135,7 @@ def test_report_shows_what_was_shipped(shipper: Shipper, service: Service, sampl
         (["1001", "2026-13-01", "2026-13-02"], 2, "2026-13-01"),
         (["1001", *period, "--format", "csv-like"], 2, "csv-like"),
     ):
-        refused = run(shipper, "report", *arguments)
+        refused = shipper.run("report", *arguments)
         assert (refused.returncode, refused.stdout) == (code, ""), arguments
         assert word in refused.stderr
 
@@ -149,13 +148,13 @@ def test_config_init_and_show_make_a_file_that_ships(shipper: Shipper, service: 
     written = path.read_text()
     tomllib.loads(written)
 
-    again = run(shipper, "config", "init", configured=False)
+    again = shipper.run("config", "init", configured=False)
     assert again.returncode == 2
     assert "--force" in again.stderr
     assert path.read_text() == written
 
     path.write_text(written.replace("https://intake.example.com", service.target.base_url))
-    shown = run(shipper, "config", "show", configured=False, settings={"batch.max_events": 77})
+    shown = shipper.run("config", "show", configured=False, settings={"batch.max_events": 77})
     assert shown.returncode == 0
     settings = tomllib.loads(shown.stdout)
     assert settings["intake"]["base_url"] == service.target.base_url
@@ -178,7 +177,7 @@ def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shi
         file = shipper.folder / "events.ndjson"
         file.write_bytes(b"".join(sample.lines[:2000]))
         arguments = ["backfill", file, "--config", config, "--summary", "json"]
-        result = run(shipper, *arguments, configured=False, settings={"state.directory": shipper.state})
+        result = shipper.run(*arguments, configured=False, settings={"state.directory": shipper.state})
         assert (result.returncode, result.counts()) == (0, (2000, 2000, 0, 0, 0))
         service.assert_holds_exactly(sample.ids[:2000])
     running.process.send_signal(signal.SIGINT)
@@ -193,7 +192,7 @@ COMMANDS = [
 
 def test_every_command_has_help(shipper: Shipper):
     everything = shipper.run("--help", configured=False)
-    results = {"": everything, **{name: run(shipper, name, "--help", configured=False) for name in COMMANDS}}
+    results = {"": everything, **{name: shipper.run(name, "--help", configured=False) for name in COMMANDS}}
     for command, result in results.items():
         assert (result.returncode, result.stderr) == (0, ""), command
         assert "Usage: shipper" in result.stdout
@@ -209,7 +208,7 @@ def test_the_summary_is_the_last_line_of_stdout_and_for_people_it_goes_to_stderr
     text = shipper.run("backfill", file)
     assert (text.returncode, text.stdout) == (0, "")
     assert "10 accepted" in text.stderr
-    form = run(shipper, "backfill", file, "--summary", "json")
+    form = shipper.run("backfill", file, "--summary", "json")
     assert form.stdout.endswith("}\n")
     names = ["read", "accepted", "dead_lettered", "duplicates", "pending", "batches", "requests", "retries", "seconds"]
     assert set(names) <= set(form.summary)

@@ -11,7 +11,6 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Service, Shipper, Target
-from tests.in_process import run
 
 HASTY = {
     "delivery.give_up_after_seconds": 0.3,
@@ -141,7 +140,7 @@ def test_a_start_whose_files_may_not_grow_is_told_and_nothing_is_lost(
     shipper: Shipper, service: Service, sample: Sample, file: Path
 ):
     """A limit on the size of files stands for a full disk, for everybody; its signal kills nobody."""
-    assert run(shipper, "backfill", file).returncode == 0
+    assert shipper.run("backfill", file).returncode == 0
     with file.open("ab") as out:
         out.writelines(sample.lines[300:3000])
     limited = shipper.backfill(file, prefix=["prlimit", "--fsize=20000", "--"], settings=HASTY)

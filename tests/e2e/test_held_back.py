@@ -18,7 +18,6 @@ from tests.e2e.driver import QUICK, Result, Service, Shipper, changed, sandbox
 from tests.e2e.files import told
 from tests.e2e.operated import Admin
 from tests.e2e.surroundings import spooled
-from tests.in_process import run
 
 LIMIT = 1_000  # the default of records.mistake_limit
 FOREIGN = [b'level=info msg="request served" path=/health took=%dms\n' % number for number in range(5_000)]
@@ -93,7 +92,7 @@ def test_bad_records_up_to_the_limit_are_letters_and_the_good_ones_behind_them_a
     """One more is too many, but for whom raises the limit or switches it off."""
     good = sample.lines[first : first + 1_500]
     file = write(shipper.folder, "a.ndjson", [*sample.lines[:first], *FOREIGN[:LIMIT], *good])
-    assert run(shipper, "backfill", file, "--summary", "json").counts() == (2_500 + first, 1_500 + first, LIMIT, 0, 0)
+    assert shipper.run("backfill", file, "--summary", "json").counts() == (2_500 + first, 1_500 + first, LIMIT, 0, 0)
     more = write(
         shipper.folder, "b.ndjson", [*sample.lines[5_000:5_001], *FOREIGN[: LIMIT + 1], *sample.lines[2_000:3_000]]
     )
@@ -133,11 +132,11 @@ def test_what_a_pipe_was_fed_stays_in_the_spool(shipper: Shipper, service: Servi
 
 def test_validate_and_replay_know_no_limit(shipper: Shipper, service: Service):
     file = write(shipper.folder, "foreign.log", FOREIGN)
-    shown = run(shipper, "validate", file, "--format", "json", check=False)
+    shown = shipper.run("validate", file, "--format", "json", check=False)
     assert shown.returncode == 3
     assert "5000" in shown.stdout
-    assert run(shipper, "backfill", file, settings={"records.mistake_limit": 0}).returncode == 3
-    replayed = run(shipper, "dead-letters", "replay", "--summary", "json")
+    assert shipper.run("backfill", file, settings={"records.mistake_limit": 0}).returncode == 3
+    replayed = shipper.run("dead-letters", "replay", "--summary", "json")
     assert (replayed.returncode, replayed.counts()) == (3, (5_000, 0, 5_000, 0, 0))
 
 
@@ -157,7 +156,7 @@ def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_ag
     (pause,) = admin.status()["live"]["pauses"]
     assert str(file) in pause["message"]
     assert "SIGHUP" in pause["advice"]
-    assert "1,000 records in a row" in run(shipper, "status", check=False).stdout
+    assert "1,000 records in a row" in shipper.run("status", check=False).stdout
 
     running.process.send_signal(signal.SIGHUP)  # nothing was mended
     running.wait_for("settings_reloaded")

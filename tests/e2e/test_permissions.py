@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Service, Shipper
 from tests.e2e.files import permissions_hold, where_permissions_hold
-from tests.in_process import run
 
 SOMEBODY = 65534
 STATE_FILES = ("state.db", "state.db-wal", "state.db-shm", "lock", "spool")
@@ -24,10 +24,10 @@ def without_privilege(shipper: Shipper, command: str, *words: str | Path, **opti
     Those that make a state ask the kernel what they may, which looks at more than a thread can give up for a
     while: they get a process.
     """
-    if command in {"pipe", "backfill"}:
+    if command in {"pipe", "backfill"} or not warm_start.are_allowed():
         return shipper.run(command, *words, prefix=where_permissions_hold(), check=False, **options)
     with permissions_hold():
-        return run(shipper, command, *words, check=False, **options)
+        return shipper.run(command, *words, check=False, **options)
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def used(shipper: Shipper, sample: Sample) -> Path:
     """A file of which a part was shipped; returns it."""
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:10]))
-    assert run(shipper, "backfill", file).returncode == 0
+    assert shipper.run("backfill", file).returncode == 0
     return file
 
 

@@ -23,7 +23,6 @@ from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Service, Shipper, changed, sandbox
 from tests.e2e.fake_service import FakeService
-from tests.in_process import run
 
 OCTOBER = ("2025-10-01", "2025-10-31")
 EVENTS = 3_000
@@ -101,16 +100,16 @@ def ship(shipper: Shipper, lines: Iterable[bytes], **options: Any) -> Result:
     """Deliver these in this process."""
     file = shipper.folder / f"{len(list(shipper.folder.glob('*.ndjson')))}.ndjson"
     file.write_bytes(b"".join(lines))
-    return run(shipper, "backfill", file, "--summary", "json", **options)
+    return shipper.run("backfill", file, "--summary", "json", **options)
 
 
 def reconcile(shipper: Shipper, *options: str, days: tuple[str, str] = OCTOBER, account: int = 1001) -> Result:
     return show(shipper, "reconcile", str(account), *days, *options)
 
 
-def show(shipper: Shipper, *arguments: str, is_process: bool = False, **options: Any) -> Result:
+def show(shipper: Shipper, *arguments: str, **options: Any) -> Result:
     """Run a command that shows figures; none of them, in no form, may show an identifier of a person."""
-    result = shipper.run(*arguments, **options) if is_process else run(shipper, *arguments, **options)
+    result = shipper.run(*arguments, **options)
     assert not [each for each in identifiers() if each in result.stdout + result.stderr]
     return result
 
@@ -190,7 +189,7 @@ def test_a_replay_counts_what_is_accepted_then(shipper: Shipper, service: Servic
     assert not ledger(shipper)
     before = json.loads(show(shipper, "ledger", "--format", "json").stdout)
     assert (before["totals"]["accepted"], before["totals"]["dead_letters"]) == (0, 50)
-    replayed = run(shipper, "dead-letters", "replay", "--summary", "json")
+    replayed = shipper.run("dead-letters", "replay", "--summary", "json")
     assert replayed.counts() == (50, 50, 0, 0, 0)
     assert ledger(shipper) == stored(service) == places(october[:50])
     after = json.loads(show(shipper, "ledger", "--format", "json").stdout)
@@ -212,7 +211,7 @@ def test_a_shipper_that_was_killed_counts_nothing_twice(shipper: Shipper, servic
         running.wait_until(is_ahead, "the service to be ahead")
         running.kill()
         assert sum(ledger(shipper).values()) == shipper.read_state().accepted < EVENTS
-    assert run(shipper, "backfill", file).returncode == 0
+    assert shipper.run("backfill", file).returncode == 0
     assert max(service.times_received().values()) > 1, "nothing was sent twice, so nothing was tried"
     assert ledger(shipper) == stored(service) == places(october)
 
@@ -259,7 +258,7 @@ def test_ledger_works_beside_a_shipper_that_runs(shipper: Shipper, service: Serv
     running.stdin.write(b"".join(october[:100]))
     running.stdin.flush()
     running.wait_until(lambda: shipper.read_state().accepted == 100, "a checkpoint")
-    shown = show(shipper, "ledger", "--format", "json", is_process=True)
+    shown = show(shipper, "ledger", "--format", "json")
     assert json.loads(shown.stdout)["totals"]["accepted"] == 100
     running.stdin.close()
     assert running.finish().returncode == 0
@@ -278,7 +277,7 @@ def test_a_month_agrees_with_its_report_until_a_day_is_restated(booked: tuple[Sh
         assert each["headlines"] == ["Verdict: agree. The report and the ledger agree."]
         assert each["totals"]["accepted"] == each["totals"]["reported"] == EVENTS
         assert {(row["brand_id"], row["source_id"]) for row in each["rows"]} == {key[1:] for key in by_day(october)}
-    table = show(shipper, "reconcile", "1001", *OCTOBER, is_process=True)
+    table = show(shipper, "reconcile", "1001", *OCTOBER)
     assert (table.returncode, table.stdout) == (0, reconcile(shipper).stdout)
     assert "\nVerdict: agree. The report and the ledger agree.\n" in table.stdout
 

@@ -21,7 +21,6 @@ from shipper.state.ledger import read_ledger
 from tests.conftest import SEED
 from tests.e2e.driver import Result, Shipper, changed
 from tests.e2e.fake_service import FakeService
-from tests.in_process import run
 from tests.report_documents import NOTHING_EARNED, brand, entry, pair, report
 from tests.report_service import Asked, ReportService, ok, refusal
 
@@ -68,7 +67,7 @@ class Books:
                 for index, line in enumerate(lines)
             )
         )
-        result = run(self.shipper, "backfill", file, "--summary", "json")
+        result = self.shipper.run("backfill", file, "--summary", "json")
         assert result.counts() == (count, count, 0, 0, 0), result.stderr
 
     def report(self, day: str, **figures: Any) -> None:
@@ -76,7 +75,7 @@ class Books:
         self.figures[day] = {(11, {"a": A, "b": B}[name]): figure for name, figure in figures.items()}
 
     def reconcile(self, *options: str, days: tuple[str, str] = DAYS, form: str = "json") -> Result:
-        result = run(self.shipper, "reconcile", "1001", *days, "--format", form, *options)
+        result = self.shipper.run("reconcile", "1001", *days, "--format", form, *options)
         assert "Traceback" not in result.stderr
         return result
 
@@ -286,7 +285,7 @@ def test_only_dead_letters_that_were_sent_excuse_a_surplus(books: Books, fake: F
         for line in sample_lines(5, seed=7, end=datetime(2025, 11, 1, tzinfo=UTC), days=1)
     )
     (books.shipper.folder / "bad.ndjson").write_bytes(bad)
-    result = run(books.shipper, "backfill", books.shipper.folder / "bad.ndjson", "--summary", "json")
+    result = books.shipper.run("backfill", books.shipper.folder / "bad.ndjson", "--summary", "json")
     assert result.counts() == (5, 0, 5, 0, 0)
     books.report("2025-10-04", a=35)
     code, found = books.judged()

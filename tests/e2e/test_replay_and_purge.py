@@ -20,7 +20,6 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.surroundings import csv_of, spooled
-from tests.in_process import run
 
 REFUSE_ALL = {"records.allowed_statuses": '["None such"]'}
 ZERO = (0, 0, 0, 0, 0)
@@ -40,10 +39,8 @@ def refuse(
 
 
 def letters(shipper: Shipper, command: str, *arguments: str | Path, **options: Any) -> Result:
-    """Run `shipper dead-letters COMMAND`: what ships in a process of its own, what looks or deletes in this one."""
-    if command == "replay":
-        return shipper.run("dead-letters", command, *arguments, **options)
-    return run(shipper, "dead-letters", command, *arguments, **options)
+    """Run `shipper dead-letters COMMAND`."""
+    return shipper.run("dead-letters", command, *arguments, **options)
 
 
 @pytest.mark.parametrize("action", ["delete", "move"])

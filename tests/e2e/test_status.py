@@ -20,7 +20,6 @@ from shipper.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper
 from tests.e2e.files import Tail
-from tests.in_process import run
 
 FORBIDDEN = {"effect": "status", "status": 403}
 
@@ -31,16 +30,15 @@ def _without_faults(service: Service) -> Iterator[None]:
     service.set_faults()
 
 
-def ask(shipper: Shipper, *arguments: str, code: int = 0, is_process: bool = False, **settings: str) -> str:
+def ask(shipper: Shipper, *arguments: str, code: int = 0, **settings: str) -> str:
     """Run `shipper status` and give what it prints; nothing is to be said on stderr."""
-    command = ["status", *arguments]
-    result = shipper.run(*command, settings=settings) if is_process else run(shipper, *command, settings=settings)
+    result = shipper.run("status", *arguments, settings=settings)
     assert (result.returncode, result.stderr) == (code, ""), result.stdout
     return result.stdout
 
 
 def is_delivered(shipper: Shipper, until: str, **settings: str) -> bool:
-    result = run(shipper, "status", "--until", until, settings=settings)
+    result = shipper.run("status", "--until", until, settings=settings)
     assert result.returncode in {0, 4}, result.stderr
     assert result.stdout.startswith("yes: " if result.returncode == 0 else "no: ")
     return result.returncode == 0
@@ -85,15 +83,15 @@ def test_where_nothing_is_there_is_nothing_to_tell_and_nothing_is_made(shipper: 
 def test_a_state_that_a_starting_shipper_is_about_to_make_is_none_yet(shipper: Shipper):
     with locked_directory(shipper.state) as directory:
         sqlite3.connect(directory / "state.db").close()
-        assert "there is no state yet" in run(shipper, "status", check=False).stdout
+        assert "there is no state yet" in shipper.run("status", check=False).stdout
         for command in (["ledger"], ["dead-letters", "list"]):
-            assert run(shipper, *command, check=False).returncode == 0
+            assert shipper.run(*command, check=False).returncode == 0
 
 
 def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tail, shipper: Shipper):
     tail.append(0, 100)
     before = now_iso()
-    assert run(shipper, "backfill", tail.file).returncode == 0
+    assert shipper.run("backfill", tail.file).returncode == 0
     first, *others = ask(shipper).splitlines()
     assert first.startswith("no shipper is running; the last one (backfill) ended ")
     assert "ago: finished" in first
@@ -107,13 +105,13 @@ def test_after_a_backfill_everything_is_delivered_until_the_file_grows(tail: Tai
     assert str(tail.file) in text
     assert f"  {size(grown)}  " in text
     assert is_delivered(shipper, before)
-    assert run(shipper, "backfill", tail.file).returncode == 0
+    assert shipper.run("backfill", tail.file).returncode == 0
     assert is_delivered(shipper, "now")
 
 
 def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_is_told(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
-    assert run(shipper, "backfill", tail.file).returncode == 0
+    assert shipper.run("backfill", tail.file).returncode == 0
     told = "  only inputs that were read before are known; "
     pattern = json.dumps([f"{tail.folder}/*"])
     assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
@@ -122,7 +120,7 @@ def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_i
     assert answer.startswith("yes: ")
     assert line == f"{told}{shipper.config}: input.include is missing"
     state = {"state.directory": str(shipper.state)}
-    result = run(shipper, "status", "--until", "now", configured=False, settings=state)
+    result = shipper.run("status", "--until", "now", configured=False, settings=state)
     assert result.stdout.splitlines()[1] == f"{told}no settings file was found, and input.include is missing"
     text = ask(shipper, "--until", "now", code=4, **{"input.include": pattern})
     assert f"{new} (not looked at yet)" in text
@@ -131,20 +129,20 @@ def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_i
 
 def test_the_command_that_is_named_finds_the_same_dead_letters_and_repeats_no_secret(tail: Tail, shipper: Shipper):
     tail.file.write_bytes(b"no record\n")
-    assert run(shipper, "backfill", tail.file).returncode == 3
+    assert shipper.run("backfill", tail.file).returncode == 3
     given = {"state.directory": str(shipper.state), "intake.base_url": "http://127.0.0.1:9", "intake.token": "hush"}
-    result = run(shipper, "status", configured=False, settings=given)
+    result = shipper.run("status", configured=False, settings=given)
     (line,) = [each for each in result.stdout.splitlines() if each.startswith("dead letters: 1 kept")]
     command = line.partition("look at them with: ")[2]
     assert command == f"shipper dead-letters list --set state.directory={shipper.state}"
     assert f"list --config {shipper.config}" in ask(shipper)
-    listed = run(shipper, *shlex.split(command)[1:], configured=False)
+    listed = shipper.run(*shlex.split(command)[1:], configured=False)
     assert (listed.returncode, str(tail.file) in listed.stdout) == (0, True)
 
 
 def test_a_time_that_is_none_is_refused_and_so_is_asking_once_again_and_again(shipper: Shipper):
     for arguments in (["--until", "noon"], ["--until", "now", "--watch"], ["--watch", "--interval", "0"]):
-        result = run(shipper, "status", *arguments)
+        result = shipper.run("status", *arguments)
         assert (result.returncode, result.stdout) == (2, "")
 
 
@@ -156,14 +154,14 @@ def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
 ):
     before = now_iso()
     running = paused(tail, service, shipper)
-    lines = ask(shipper, is_process=True).splitlines()
+    lines = ask(shipper).splitlines()
     assert lines[0].startswith("paused since ")
     assert "(forbidden): " in lines[0]
     assert lines[1].startswith("  what to do: ")
     assert f"(run, process {running.pid}, " in lines[2]
     assert any(line.startswith("records: ") and line.endswith("+ 100 pending") for line in lines)
     assert is_delivered(shipper, before)
-    text = ask(shipper, "--until", "now", code=4, is_process=True)
+    text = ask(shipper, "--until", "now", code=4)
     assert str(tail.file) in text
     assert "(forbidden): " in text
     found = document(shipper)
@@ -265,7 +263,7 @@ def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, serv
 def test_the_document_names_the_inputs_most_behind_or_all_of_them(tail: Tail, shipper: Shipper):
     for number in range(25):
         tail.append(number, number + 1, f"app.ndjson.{number}")
-    assert run(shipper, "backfill", tail.folder).returncode == 0
+    assert shipper.run("backfill", tail.folder).returncode == 0
     found = document(shipper)
     names = {"headline", "summary", "process_id", "delivered_until", "troubles", "beside", "live", "state", "report"}
     assert set(found) == names
@@ -306,7 +304,7 @@ def test_without_a_terminal_it_is_watched_line_by_line(tail: Tail, service: Serv
 
 def test_in_a_terminal_it_is_drawn_over_itself_and_leaves_quietly(tail: Tail, shipper: Shipper):
     tail.append(0, 10)
-    assert run(shipper, "backfill", tail.file).returncode == 0
+    assert shipper.run("backfill", tail.file).returncode == 0
     text = drawn(shipper)
     assert text.count("no shipper is running") >= 3
     assert "\x1b[1A" in text, "it goes up, and draws over itself"

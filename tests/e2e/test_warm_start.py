@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ import pytest
 from tests.e2e import warm_start
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Shipper
-from tests.e2e.files import open_files
+from tests.e2e.files import open_files, where_permissions_hold
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or os.environ.get("SHIPPER_TEST_STARTS") == "real", reason="every start is a real one"
 )
-ALIKE = ("PPid", "NSpgid", "NSsid", "Umask", "SigBlk", "SigIgn", "SigCgt", "CapEff", "NoNewPrivs")
+ALIKE = (
+    *("PPid", "NSpgid", "NSsid", "Umask", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
+    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"),
+)
 
 
 def without_numbers(name: str) -> str:
@@ -41,10 +45,13 @@ def look(running: Running) -> dict[str, object]:
     }
 
 
-def test_a_warm_process_has_what_a_started_one_has(shipper: Shipper, sample: Sample):
+@pytest.mark.parametrize(
+    "prefix", [list, lambda: ["prlimit", "--nofile=100", "--"], where_permissions_hold], ids=["", "prlimit", "setpriv"]
+)
+def test_a_warm_process_has_what_a_started_one_has(shipper: Shipper, sample: Sample, prefix: Callable[[], list[str]]):
     looks = []
     for fresh in (True, False):
-        running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK, fresh=fresh)
+        running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK, fresh=fresh, prefix=prefix())
         assert isinstance(running.process, warm_start.Process) is not fresh
         running.stdin.write(sample.lines[len(looks)])
         running.stdin.flush()
@@ -55,7 +62,7 @@ def test_a_warm_process_has_what_a_started_one_has(shipper: Shipper, sample: Sam
 
 
 def test_the_end_of_a_warm_process_is_known_by_its_code_or_signal(shipper: Shipper):
-    assert shipper.run("validate", "nowhere").returncode == 2
+    assert shipper.start("validate", "nowhere").finish().returncode == 2
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     running.wait_until((shipper.state / "lock").exists, "it has begun")
     with pytest.raises(subprocess.TimeoutExpired):

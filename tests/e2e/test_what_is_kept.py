@@ -19,7 +19,6 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.test_reconcile import with_report
-from tests.in_process import run
 
 ROOT = Path(__file__).parents[2]
 EMAIL = "canary.bird@example.com"
@@ -78,7 +77,7 @@ def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
             running.wait_until(lambda done=done: shipper.read_state().accepted == done, "all")
             assert running.stop().returncode == 0
         else:
-            assert run(shipper, "backfill", file, "--log-level", "debug").returncode == 0
+            assert shipper.run("backfill", file, "--log-level", "debug").returncode == 0
     assert shipper.read_state().accepted == service.stored == 1200
     assert min(tables(shipper)) > 0, "one form of the ledger is not there"
     rows = read_ledger(shipper.state)
@@ -98,7 +97,7 @@ def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeSer
     settings = {"batch.max_events": 1, "delivery.concurrency": 1}
     first = [of_person(line, ConsumerID=CONSUMER) for line in sample.lines[:3]]
     (shipper.folder / "events.ndjson").write_bytes(b"".join([*first[:2], changed(first[2], IP=PERSON["Username"])]))
-    result = run(shipper, "backfill", "events.ndjson", "--summary", "json", settings=settings)
+    result = shipper.run("backfill", "events.ndjson", "--summary", "json", settings=settings)
     assert result.counts() == (3, 1, 2, 0, 0)
     (shipper.folder / "events.ndjson").unlink()
     fake.default = HANG
@@ -110,7 +109,7 @@ def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeSer
     fake.release()
     assert canaries_in(kept(shipper), shipper) == [*PERSON.values(), "canary"], "the case is not there"
 
-    erased = run(shipper, "dead-letters", "purge", "--consumer-id", str(CONSUMER), "--yes")
+    erased = shipper.run("dead-letters", "purge", "--consumer-id", str(CONSUMER), "--yes")
     assert erased.returncode == 0, erased.stderr
     assert "2 dead letters and 1 spooled record erased" in erased.stderr
     assert canaries_in(kept(shipper), shipper) == []
@@ -118,7 +117,7 @@ def test_no_file_holds_a_person_after_an_erasure(shipper: Shipper, fake: FakeSer
     assert shipper.pipe().counts() == (1, 1, 0, 0, 0)
 
     (before,) = (row for row in read_ledger(shipper.state) if row.affiliate_id.startswith("hash:"))
-    named = run(shipper, "ledger", "--erase-affiliate", EMAIL, "--yes")
+    named = shipper.run("ledger", "--erase-affiliate", EMAIL, "--yes")
     assert (named.returncode, named.stdout) == (0, "")
     assert "1 count of the ledger changed" in named.stderr
     assert before.affiliate_id.encode() not in kept(shipper)
@@ -134,8 +133,8 @@ def test_an_affiliate_id_of_a_person_is_shown_as_a_hash_accepted_or_refused(
     lines = [changed(line, **place) for line in sample.lines[:3]]
     lines += [changed(lines[0], IP="nowhere"), changed(sample.lines[4], **{**place, "AffiliateID": "aff-70012"})]
     (shipper.folder / "events.ndjson").write_bytes(b"".join(lines))
-    assert run(shipper, "backfill", "events.ndjson", "--summary", "json").counts() == (5, 4, 1, 0, 0)
-    shown = {form: run(shipper, "ledger", "--format", form) for form in ("table", "csv", "json", "ndjson")}
+    assert shipper.run("backfill", "events.ndjson", "--summary", "json").counts() == (5, 4, 1, 0, 0)
+    shown = {form: shipper.run("ledger", "--format", form) for form in ("table", "csv", "json", "ndjson")}
     for form, result in shown.items():
         assert EMAIL not in result.stdout + result.stderr, form
         assert "aff-70012" in result.stdout
@@ -158,13 +157,13 @@ def test_an_erasure_that_cannot_be_meant_is_refused(
     shipper: Shipper, service: Service, sample: Sample, arguments: list[str], words: str
 ):
     (shipper.folder / "events.ndjson").write_bytes(changed(sample.lines[0], AffiliateID="x"))
-    assert run(shipper, "backfill", "events.ndjson").returncode == 0
-    result = run(shipper, "ledger", *arguments)
+    assert shipper.run("backfill", "events.ndjson").returncode == 0
+    result = shipper.run("ledger", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in " ".join(result.stderr.replace("│", " ").split())
     assert [row.affiliate_id for row in read_ledger(shipper.state)] == ["x"]
     with locked_directory(shipper.state):
-        assert run(shipper, "ledger", "--erase-affiliate", "x", "--yes").returncode == 5
+        assert shipper.run("ledger", "--erase-affiliate", "x", "--yes").returncode == 5
 
 
 def test_counts_past_their_retention_are_deleted_and_nothing_is_compared_without_them(
@@ -178,10 +177,10 @@ def test_counts_past_their_retention_are_deleted_and_nothing_is_compared_without
     ]
     (shipper.folder / "events.ndjson").write_bytes(b"".join(lines))
     settings = {"state.ledger_retention_days": 10}
-    result = run(shipper, "backfill", "events.ndjson", "--summary", "json", settings=settings)
+    result = shipper.run("backfill", "events.ndjson", "--summary", "json", settings=settings)
     assert result.counts() == (60, 60, 0, 0, 0)
     days = (old.isoformat(), young.isoformat())
-    assert run(shipper, "reconcile", "1001", *days).returncode == 0
+    assert shipper.run("reconcile", "1001", *days).returncode == 0
     for is_day_later in (False, True):
         if is_day_later:
             with closing(sqlite3.connect(shipper.state / "state.db")) as db, db:
@@ -197,18 +196,18 @@ def test_counts_past_their_retention_are_deleted_and_nothing_is_compared_without
     assert shipper.read_state().accepted == 60
     from_day = (today - timedelta(days=11)).isoformat()
 
-    cut = run(shipper, "reconcile", "1001", *days, "--format", "json")
+    cut = shipper.run("reconcile", "1001", *days, "--format", "json")
     found = json.loads(cut.stdout)
     assert (cut.returncode, found["verdict"], found["is_complete"]) == (1, "incomplete", False)
     assert [hole["end"] for hole in found["not_compared"]] == [
         (old + timedelta(days=day)).isoformat() for day in range(9)
     ]
     assert "their counts are past state.ledger_retention_days" in found["not_compared"][0]["reason"]
-    whole = run(shipper, "reconcile", "1001", from_day, young.isoformat())
+    whole = shipper.run("reconcile", "1001", from_day, young.isoformat())
     assert whole.returncode == 0, whole.stdout
-    assert run(shipper, "reconcile", "1001", str(old), str(old)).returncode == 1, "nothing is left to compare"
-    assert "state.ledger_retention_days" in run(shipper, "ledger").stdout
-    assert json.loads(run(shipper, "ledger", "--format", "json").stdout)["complete_from"] == from_day
-    assert "state.ledger_retention_days" not in run(shipper, "ledger", from_day, young.isoformat()).stdout
-    malta = run(shipper, "reconcile", "1001", from_day, young.isoformat(), "--timezone", "Europe/Malta")
+    assert shipper.run("reconcile", "1001", str(old), str(old)).returncode == 1, "nothing is left to compare"
+    assert "state.ledger_retention_days" in shipper.run("ledger").stdout
+    assert json.loads(shipper.run("ledger", "--format", "json").stdout)["complete_from"] == from_day
+    assert "state.ledger_retention_days" not in shipper.run("ledger", from_day, young.isoformat()).stdout
+    malta = shipper.run("reconcile", "1001", from_day, young.isoformat(), "--timezone", "Europe/Malta")
     assert malta.returncode == 1, "its first day began before"

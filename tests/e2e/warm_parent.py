@@ -12,6 +12,7 @@ import ctypes
 import io
 import json
 import os
+import resource
 import socket
 import sys
 from importlib import import_module, reload
@@ -32,6 +33,9 @@ _LIBRARIES = (
     "watchfiles._rust_notify",
     "zoneinfo",
 )
+_PR_CAPBSET_DROP = 24
+_CAPABILITY_VERSION_3 = 0x20080522
+_CAPABILITIES = {"dac_override": 1, "dac_read_search": 2}
 
 
 def _load() -> None:
@@ -67,11 +71,14 @@ def _serve(connection: socket.socket) -> dict[str, Any] | None:
             os.close(descriptor)
 
 
-def _become(command: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+def _become(
+    prefix: list[str], command: list[str], folder: str, environment: dict[str, str], streams: list[int]
+) -> None:
     """Make this process what the interpreter makes of a start of the console script."""
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    _restrict(prefix)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -80,6 +87,25 @@ def _become(command: list[str], folder: str, environment: dict[str, str], stream
     sys.stdin = sys.__stdin__ = _reopened(sys.stdin, 0, "r")
     sys.stdout = sys.__stdout__ = _reopened(sys.stdout, 1, "w")
     sys.stderr = sys.__stderr__ = _reopened(sys.stderr, 2, "w")
+
+
+def _restrict(prefix: list[str]) -> None:
+    """Do what `prlimit --LIMIT=NUMBER --` or `setpriv --bounding-set -CAPABILITIES ...` does before it executes."""
+    match prefix:
+        case ["prlimit", limit, "--"]:
+            name, number = limit.removeprefix("--").split("=")
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name.upper()}"), (int(number), int(number)))
+        case ["setpriv", "--bounding-set", names, *_]:
+            libc, lost = ctypes.CDLL(None, use_errno=True), 0
+            for name in names.split(","):
+                number = _CAPABILITIES[name.removeprefix("-")]
+                lost |= 1 << number
+                assert libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) == 0, "a capability cannot be dropped"
+            header, sets = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0), (ctypes.c_uint32 * 6)()
+            assert libc.capget(header, sets) == 0
+            for place in range(3):  # what is effective, permitted and inheritable, of the first 32
+                sets[place] &= ~lost
+            assert libc.capset(header, sets) == 0
 
 
 def _read_environment() -> None:

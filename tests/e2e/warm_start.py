@@ -17,6 +17,7 @@ What is not the same, and is therefore for a real start (`fresh=True`, or `_can_
 - What the interpreter, the C library or a module reads from the environment as it starts is read already: only
   variables that are known to be read later are let through.
 - The process is larger, and it begins with pages that it shares.
+- A program in front of the command, `prlimit` or `setpriv`, is not run; the process sets its limits itself.
 - `/proc/PID/cmdline`, `environ` and `comm` are those of the parent.
 - Hashes of strings are the same in all children of one parent.
 - At the end, modules are not torn down.
@@ -50,6 +51,8 @@ _HARMLESS = re.compile(
     r"HOME|PATH|TMPDIR|TERM|COLUMNS|LINES|NOTIFY_SOCKET|WATCHDOG_USEC|XDG_\w+|SHIPPER\w*|INTAKE_\w+|REPORT_\w+"
     r"|CLIENT_SECRET|(PROXY_)?PASSWORD"
 )
+# Programs in front of the command whose work the new process does itself.
+_PREFIXES = re.compile(r"|prlimit --(nofile|fsize)=\d+ -- |setpriv --bounding-set (\S+) --inh-caps \2 -- ")
 
 
 class Process:
@@ -57,7 +60,7 @@ class Process:
     A running command, with what tests use of `subprocess.Popen`.
 
     Args:
-        command: `shipper` and its words.
+        command: `shipper` and its words, perhaps with a program in front of it.
         stdin, stdout, stderr: Files or descriptors; `stdin` may also be DEVNULL or PIPE.
     """
 
@@ -82,7 +85,9 @@ class Process:
                 stdin, self.stdin = reading, os.fdopen(writing, "wb")
             streams = [stream if isinstance(stream, int) else stream.fileno() for stream in (stdin, stdout, stderr)]
             assert _parent is not None
-            self.pid = _parent.start([os.fsdecode(word) for word in command], cwd, env, streams)
+            words = [os.fsdecode(word) for word in command]
+            start = command.index(SHIPPER)
+            self.pid = _parent.start(words[:start], words[start:], cwd, env, streams)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -122,9 +127,11 @@ class _Parent:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
-    def start(self, command: list[str], folder: Path, environment: Mapping[str, str], streams: list[int]) -> int:
+    def start(
+        self, prefix: list[str], command: list[str], folder: Path, environment: Mapping[str, str], streams: list[int]
+    ) -> int:
         """Return the number of the new process."""
-        request = {"command": command, "folder": str(folder), "environment": dict(environment)}
+        request = {"prefix": prefix, "command": command, "folder": str(folder), "environment": dict(environment)}
         body = json.dumps(request).encode()
         with self._lock:
             self._process = self._process or self._begin()
@@ -166,11 +173,16 @@ def _adopting_orphans() -> Iterator[None]:
 _parent: _Parent | None = None
 
 
+def are_allowed() -> bool:
+    """Return whether a start may be another than a real one."""
+    return os.environ.get("SHIPPER_TEST_STARTS") != "real"
+
+
 @contextmanager
 def warm_starts() -> Iterator[None]:
     """Let commands be started warm within, unless that is forbidden or impossible."""
     global _parent
-    if sys.platform == "linux" and os.environ.get("SHIPPER_TEST_STARTS") != "real":
+    if sys.platform == "linux" and are_allowed():
         _parent = _Parent()
     try:
         yield
@@ -195,9 +207,10 @@ def start(command: list[str | Path], *, fresh: bool = False, **options: Any) -> 
 
 def _can_start(command: list[str | Path], options: Mapping[str, Any]) -> bool:
     """Return whether a warm start of this command differs from a real one in nothing that is asked for."""
-    return (
+    return bool(
         _parent is not None
-        and command[0] == SHIPPER
+        and SHIPPER in command
+        and _PREFIXES.fullmatch("".join(f"{word} " for word in command[: command.index(SHIPPER)]))
         and options.keys() == {"cwd", "env", "stdin", "stdout", "stderr"}
         and None not in options.values()
         and all(_HARMLESS.fullmatch(name) for name in options["env"])

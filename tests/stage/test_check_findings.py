@@ -25,7 +25,6 @@ from shipper.sandbox.options import SandboxOptions
 from shipper.sandbox.tokens import TokenIssuer
 from tests.e2e.driver import Result, Service, Shipper, Target, sandbox
 from tests.e2e.fake_service import HANG, RESET, WEB_PAGE, FakeService, Reply
-from tests.in_process import run
 from tests.report_service import answer, cut_off
 from tests.stage.servers import REPORTED, Greeter, Mute, Origin, Proxy
 from tests.stage.servers import Reply as Told
@@ -91,7 +90,7 @@ def assert_no_secret(shipper: Shipper, result: Result) -> None:
 
 
 def check(shipper: Shipper, *arguments: str, **options: Any) -> Checked:
-    result = run(shipper, "check", "--json", *arguments, **options)
+    result = shipper.run("check", "--json", *arguments, **options)
     assert_no_secret(shipper, result)
     assert result.stderr == ""
     document = json.loads(result.stdout)
@@ -554,7 +553,7 @@ def test_a_report_alone_is_enough_and_a_missing_endpoint_that_was_named_is_not(s
     assert "nothing can be shipped" in checked.what("intake", "note")
     checked = check(shipper, "--config", str(shipper.config), "--only", "intake", **options)
     assert (checked.code, checked.failed()) == (2, ["intake"])
-    result = run(shipper, "check", "--only", "both")
+    result = shipper.run("check", "--only", "both")
     assert (result.returncode, result.stdout) == (2, "")
     assert "both" in result.stderr
 

@@ -24,7 +24,6 @@ from shipper.report.history import History
 from shipper.report.metrics import METRICS
 from shipper.report.rows import Fetched, source_table
 from shipper.sandbox.options import CallLimit, Figures
-from tests import in_process
 from tests.e2e.driver import Service, Shipper, Target, sandbox
 from tests.report_documents import NOTHING_EARNED, brand, entry, pair
 from tests.report_service import Asked, Reply, ReportService, answer, cut_off, document, ok, refusal
@@ -246,7 +245,7 @@ def test_report_without_brands_is_one(told: Reporter, origin: ReportService):
 
 
 def test_service_that_is_not_configured_is_a_wrong_setting(shipper: Shipper):
-    result = in_process.run(shipper, "report", "1001", *OCTOBER)
+    result = shipper.run("report", "1001", *OCTOBER)
     assert (result.returncode, result.stdout) == (2, "")
     assert "report" in result.stderr
 
