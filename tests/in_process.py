@@ -2,7 +2,7 @@
 Runs a command in this process, from its arguments to its exit code, for a twentieth of what a process of its own costs.
 
 It is for what a command finds, shows, writes and answers. What a process alone has is for a process: signals, a
-terminal, standard streams that fail, memory, workers.
+terminal, standard streams that fail, memory.
 """
 
 from __future__ import annotations

@@ -230,7 +230,6 @@ def _can_run_here(arguments: Sequence[str | Path], options: Mapping[str, Any]) -
     return (
         warm_start.are_allowed()
         and options.keys() <= {"settings", "configured", "check", "env"}
-        and "--workers" not in arguments
         and all(_READ_LATE.fullmatch(name) for name in options.get("env") or ())
     )
 

@@ -849,5 +849,5 @@ class Sources(RuleBasedStateMachine):
 
 def test_lives_of_files():
     """The same lives every time; `make lives` tries others."""
-    how = settings(max_examples=20, stateful_step_count=30, deadline=None, database=None)
+    how = settings(max_examples=12, stateful_step_count=30, deadline=None, database=None)
     seed(1)(get_state_machine_test(Sources, settings=how))()

@@ -315,9 +315,9 @@ class LivesInACrowd(Lives):
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLives.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 TestLivesInACrowd = LivesInACrowd.TestCase
-TestLivesInACrowd.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+TestLivesInACrowd.settings = settings(max_examples=12, stateful_step_count=40, deadline=None)
 
 
 class _First:

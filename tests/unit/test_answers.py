@@ -129,7 +129,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(document=nested, marker=st.sampled_from(MARKERS))
 def test_a_failure_is_seen_at_any_depth(document: Any, marker: tuple[str, Any]):
     for _ in range(3):
