@@ -23,7 +23,7 @@ class Protocol(BoundedProtocol):
 
 
 class Application:
-    """Counts what reaches it; answers at once, except at `/never`."""
+    """Counts what reaches it; answers at once, except at `/never`, and at `/read`, where it reads on and on."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -32,6 +32,10 @@ class Application:
         self.paths.append(scope["path"])
         if scope["path"] == "/never":
             await anyio.sleep_forever()
+        if scope["path"] == "/read":
+            while (await receive())["type"] == "http.request":
+                pass
+            return
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -139,14 +143,14 @@ def test_requests_that_wait_for_their_turn_on_a_connection_are_bounded(applicati
 def test_a_body_is_bounded_where_bodies_are_taken(application: Application, stack: ExitStack):
     chunk = b"1000\r\n" + b"a" * 4096 + b"\r\n"
     with served(application, body_bytes=100_000) as address:
-        small = b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n"
+        small = b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk * 20 + b"0\r\n\r\n"
         connected(stack, address, small)
-        client = connected(stack, address, b"POST /never HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client = connected(stack, address, b"POST /read HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         with suppress(ConnectionError):
             for _ in range(64 * 1024):
                 client.sendall(chunk)
             pytest.fail("it reads for ever")
-    assert application.paths == ["/never", "/never"]
+    assert application.paths == ["/read", "/read"]
 
 
 def test_trailers_without_an_end_are_bounded(application: Application, stack: ExitStack):
