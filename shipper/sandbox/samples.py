@@ -1,11 +1,14 @@
-"""Sample events: invented, deterministic for a seed, in the wire form, fast enough to fill a benchmark."""
+"""Sample events: invented, deterministic for a seed, fast enough to fill a benchmark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from random import Random
 from typing import Final
+
+from shipper.sandbox.profiles import CONSUMER_BASE, CONSUMER_PRIME, dirty_lines, operator_lines, sparse_lines
 
 # Addresses that are set aside for examples (RFC 5737), so that a sample never names a real machine.
 NETWORKS: Final = ("192.0.2", "198.51.100", "203.0.113")
@@ -28,36 +31,69 @@ _STATES: Final = ("NJ", "PA", "MI", "CO")
 _ADJECTIVES: Final = ("amber", "brisk", "calm", "dusty", "eager", "fuzzy", "gentle", "hazel")
 _ANIMALS: Final = ("badger", "curlew", "dormouse", "ermine", "falcon", "gecko", "heron", "ibex")
 
-# A step over a prime modulus visits every remainder once: unique, and in an order that looks like chance.
-_CONSUMER_BASE: Final = 1_000_000_000
-_CONSUMER_PRIME: Final = 999_999_937
 _DAY_SECONDS: Final = 86_400
 
 
-def sample_lines(count: int, *, seed: int = 1, end: datetime, days: int = 30) -> Iterator[bytes]:
-    """
-    Yield `count` invented events, oldest first.
+class SampleProfile(StrEnum):
+    """Which kind of records; `profiles.py` says what is in those that are not easy."""
 
-    The same arguments give the same bytes. EventIds depend on the seed alone: another `end` or `days` moves the
-    timestamps and leaves the ids.
+    EASY = "easy"
+    OPERATOR = "operator"
+    SPARSE = "sparse"
+    DIRTY = "dirty"
+
+
+DAYS: Final = {
+    SampleProfile.EASY: 30,
+    SampleProfile.OPERATOR: 730,
+    SampleProfile.SPARSE: 365,
+    SampleProfile.DIRTY: 730,
+}
+_LINES: Final = {
+    SampleProfile.OPERATOR: operator_lines,
+    SampleProfile.SPARSE: sparse_lines,
+    SampleProfile.DIRTY: dirty_lines,
+}
+
+
+def sample_lines(
+    count: int,
+    *,
+    seed: int = 1,
+    end: datetime,
+    days: int | None = None,
+    profile: SampleProfile = SampleProfile.EASY,
+) -> Iterator[bytes]:
+    """
+    Yield `count` invented events.
+
+    The same arguments give the same bytes. Of the profile `easy`, EventIds depend on the seed alone: another `end` or
+    `days` moves the timestamps and leaves the ids.
 
     Args:
         count: Events, 0..999,999,937; up to there every ConsumerID is unique.
         seed: Any integer.
-        end: Aware instant; no event is younger.
-        days: Length of the period that ends at `end`; the events are spread evenly over it. At least 1.
+        end: Aware instant; no event is younger. Profiles other than `easy` end with the day (UTC) before it.
+        days: Length of the period that ends at `end`, at least 1; None is `DAYS` of the profile.
+        profile: `easy` are spread evenly over the period, oldest first; they have three brands, five media and hardly
+            any affiliates.
     Yields:
-        One line of NDJSON with its newline, about 350 bytes: exactly what msgspec writes for a `wire.ActivityEvent`.
+        One line of NDJSON with its newline, about 350 bytes: of the profile `easy` exactly what msgspec writes for a
+        `wire.ActivityEvent`.
     Raises:
         AssertionError: `end` is naive, `days` < 1 or `count` out of range; a caller's bug.
     """
+    days = DAYS[profile] if days is None else days
     assert end.tzinfo is not None, "end must be aware"
     assert days >= 1, days
-    assert 0 <= count <= _CONSUMER_PRIME, count
-    return _lines(count, Random(seed), end.astimezone(UTC).replace(microsecond=0), days)
+    assert 0 <= count <= CONSUMER_PRIME, count
+    end = end.astimezone(UTC).replace(microsecond=0)
+    if profile is SampleProfile.EASY:
+        return _easy_lines(count, Random(seed), end, days)
+    return _LINES[profile](count, Random(seed), end.date(), days)
 
 
-def _lines(count: int, rng: Random, end: datetime, days: int) -> Iterator[bytes]:
+def _easy_lines(count: int, rng: Random, end: datetime, days: int) -> Iterator[bytes]:
     # Everything that has few values is formatted beforehand; the loop only draws, picks and joins.
     addresses = [f"{network}.{host}" for network in NETWORKS for host in range(1, 255)]
     names = [f"{adjective}_{animal}" for adjective in _ADJECTIVES for animal in _ANIMALS]
@@ -71,22 +107,22 @@ def _lines(count: int, rng: Random, end: datetime, days: int) -> Iterator[bytes]
     first_second = start.hour * 3600 + start.minute * 60 + start.second
     stride = days * _DAY_SECONDS / max(count, 1)
 
-    consumer = rng.randrange(_CONSUMER_PRIME)
-    step = rng.randrange(1, _CONSUMER_PRIME)
+    consumer = rng.randrange(CONSUMER_PRIME)
+    step = rng.randrange(1, CONSUMER_PRIME)
     bits, chance = rng.getrandbits, rng.random
     for index in range(count):
         ids = f"{bits(256):064x}"  # 32 digits for the EventId, 32 for the tag
         picks = bits(64)
         day, second_of_day = divmod(first_second + int((index + chance()) * stride), _DAY_SECONDS)
         minute, second = divmod(second_of_day, 60)
-        consumer = (consumer + step) % _CONSUMER_PRIME
+        consumer = (consumer + step) % CONSUMER_PRIME
         place = (picks >> 24) % len(places)
         yield (
             f'{{"EventId":"{ids[:8]}-{ids[8:12]}-4{ids[13:16]}-{"89ab"[picks & 3]}{ids[17:20]}-{ids[20:32]}",'
             f'"IP":"{addresses[(picks >> 2) % len(addresses)]}",'
             f'"Timestamp":"{dates[day]}T{minutes[minute]}{seconds[second]}",'
             f'"BTag":"{MARKETING_SOURCES[(picks >> 14) % len(MARKETING_SOURCES)]}_{ids[32:]}",'
-            f'"ConsumerID":{_CONSUMER_BASE + consumer},{places[place]},'
+            f'"ConsumerID":{CONSUMER_BASE + consumer},{places[place]},'
             f'"Username":"{names[(picks >> 32) & 63]}{(picks >> 38) & 8191}",'
             f'"BrandID":{brands[(picks >> 52) % len(brands)]},'
             f"{tails[(picks >> 54) & 7][place]}\n"
