@@ -66,8 +66,8 @@ docs: setup ## write docs/settings.md from the types of the settings
 cov: setup ## tests with coverage
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered
 
-bench: setup ## throughput table (ROUNDS=5 EVENTS=500000), latency of following
-	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000)
+bench: setup ## throughput table (ROUNDS=5 EVENTS=500000 PEERS=all), latency of following
+	$(BIN)/python -m tests.bench --rounds $(or $(ROUNDS),5) --events $(or $(EVENTS),500000) $(if $(PEERS),--peers $(PEERS))
 	$(BIN)/python -m tests.bench --rounds 1 --rows tail-idle,tail-busy,idle-1,idle-1000,idle-10000
 
 soak: setup ## half an hour at full speed with rotation and faults: does anything grow (MINUTES=30, SEED)

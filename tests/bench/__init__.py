@@ -1,28 +1,39 @@
 """
 How fast is it, and compared with what: `python -m tests.bench --rounds 5 --events 500000`, or `make bench`.
 
-Each row is a process of its own; all of them take the same sample events, and those that send do so to the same
-server, which throws the events away and counts them:
+Each row is a process of its own; those that send do so to the same server, which throws the events away and counts
+them. These take records of all profiles of `shipper sample`, `operator` unless the row is called `NAME@PROFILE`, and
+run with the native part and (`NAME:pure`) without it:
 
-    floor            ready-made request bodies posted by httpx: what is left when nothing is read or checked
     codec            the codec alone, no network, no state; timed inside the process
     backfill         the whole command `shipper backfill FILE`
-    backfill-sloppy  the same of records that all need normalising
-    backfill-sparse  the same of records of a year, 40 brands and 900,000 media: nearly each counts alone in the ledger
+    pipe             the whole command line `cat FILE | shipper pipe`
+
+These take records of an operator, and run with the native part, if it is installed:
+
+    floor            ready-made request bodies posted by httpx: what is left when nothing is read or checked
+    backfill-sloppy  `backfill` of records that all need normalising
     backfill-csv     the same of CSV with a mapping
     backfill-many    the same of a folder of files of 500 events each: 1,000 files, if there are 500,000 events
     backfill-gz      the same of one gzip file
     backfill-zst     the same of one zstd file
-    pipe             the whole command line `cat FILE | shipper pipe`
+    backfill-…       the same to a server that is slow, faulty, picky or speaks TLS, and on all cores
     validate         the command `shipper validate FILE`
     naive            the script that a competent person writes in forty lines, see `naive.py`
     sandbox…         how fast the sandbox takes batches, see `sandbox_row.py`
 
-Except for `codec`, `validate` and `sandbox…` the rate is that of the whole process, from its start to its end. Rounds
-are interleaved, so that a disturbance of the machine meets all rows alike, and the table shows medians. The rows run
-on one core and the server on another one. A row whose count is wrong fails; a row that is slow does not.
+`--peers` adds other shippers, which have to be installed, with records of an operator and with sparse ones; see
+`peers.py` and `docs/performance.md`:
 
-`--rows` chooses rows. Those that follow or that are large run only if they are named there:
+    fluent-bit, fluent-bit-file, syslog-ng, rsyslog
+
+Except for `codec`, `validate` and `sandbox…` the rate is that of the whole process, from its start to its end, of a
+peer from its start to the arrival of the last event. Rounds are interleaved, so that a disturbance of the machine meets
+all rows alike, and the table shows medians. The rows run on one core and the server on another one. A row whose count
+is wrong fails; a row that is slow does not.
+
+`--rows` chooses rows, each with any profile and engine. Those that follow or that are large run only if they are named
+there:
 
     tail-idle        `shipper run` and one file: from the append of an event to the service, one at a time
     tail-busy        the same while another file grows at 20,000 events a second, or as fast as the machine can
@@ -38,6 +49,6 @@ Latency is what is beyond `batch.linger_seconds`, which is 50 ms there; see `tai
 
 The peak RSS of the two rows of the last line should be about the same, as memory does not grow with the input.
 
-The sample files are made once by `shipper sample` and kept as `.bench/events-<count>.ndjson`, with their other forms
+The sample files are made once by `shipper sample` and kept as `.bench/<profile>-<count>.ndjson`, with their other forms
 beside them; delete the large one when it has served.
 """

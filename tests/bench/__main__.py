@@ -14,23 +14,34 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from shipper.system.native import NATIVE
+
 from . import rows, table
 from .measure import Measurement, Pinning, RowError, find_pinning, run_row, running_server
+from .peers import PEERS
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     """Read the flags."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Throughput, row by row.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.bench", description="Measure throughput, row by row; see tests/bench/__init__.py."
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds over all rows; medians are shown (5)")
     parser.add_argument("--events", type=int, default=500_000, help="events in the sample file (500000)")
-    parser.add_argument("--rows", default=",".join(rows.DEFAULT), help="which rows, by commas (%(default)s)")
+    parser.add_argument("--rows", help="which rows, by commas: NAME[@PROFILE][:pure]; names: " + ", ".join(rows.NAMES))
+    parser.add_argument("--peers", default="", help=f"run these, too, by commas: {', '.join(PEERS)}, or all")
     parser.add_argument("--large-events", type=int, metavar="N", help="events in the file of backfill-rss (--events)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="the server waits so long with each answer")
     parser.add_argument("--json", type=Path, metavar="FILE", help="save every measurement there")
     args = parser.parse_args(argv)
-    args.rows = [name for name in args.rows.split(",") if name]
-    if unknown := set(args.rows) - set(rows.NAMES):
-        parser.error(f"no such row: {', '.join(sorted(unknown))}; there are {', '.join(rows.NAMES)}")
+    args.peers = [*PEERS] if args.peers == "all" else [name for name in args.peers.split(",") if name]
+    if unknown := set(args.peers) - set(PEERS):
+        parser.error(f"no such peer: {', '.join(sorted(unknown))}; there are {', '.join(PEERS)}")
+    try:
+        labels = [label for label in (args.rows or "").split(",") if label]
+        args.rows = [rows.Row.parse(label) for label in labels] or rows.default_rows(args.peers)
+    except ValueError as error:
+        parser.error(str(error))
     args.large_events = args.events if args.large_events is None else args.large_events
     if min(args.rounds, args.events, args.large_events) < 1:
         parser.error("--rounds, --events and --large-events start at 1")
@@ -46,22 +57,25 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
     """
     runs: dict[str, list[Measurement]] = {}
     failed: dict[str, str] = {}
-    sample = rows.sample_file(args.events)
+    samples = {profile: rows.sample_file(args.events, profile) for profile in {row.profile for row in args.rows}}
     with running_server(pinning.server, args.latency_ms) as server:
-        bench = rows.Bench(sample, server.urls, args.large_events)
         for number in range(1, args.rounds + 1):
-            for name in [name for name in args.rows if name not in failed]:
-                print(f"round {number} of {args.rounds}: {name}", file=sys.stderr, flush=True)
+            for row in args.rows:
+                label = str(row)
+                if label in failed:
+                    continue
+                print(f"round {number} of {args.rounds}: {label}", file=sys.stderr, flush=True)
                 try:
                     with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
-                        pin = () if name in rows.UNPINNED else pinning.row
-                        command = [*pin, *rows.command(name, bench, Path(directory))]
-                        events = rows.events_of(name, args.events, args.large_events)
-                        run = run_row(command, events=events, server=server, sends=name in rows.SENDING)
-                    runs.setdefault(name, []).append(run)
+                        pin = () if row.name in rows.UNPINNED else pinning.row
+                        bench = rows.Bench(samples[row.profile], server.urls, args.large_events, row.profile)
+                        command = [*pin, *rows.command_of(row, bench, Path(directory))]
+                        events = rows.events_of(row, args.events, args.large_events)
+                        run = run_row(command, events=events, server=server, sends=row.name in rows.SENDING)
+                    runs.setdefault(label, []).append(run)
                 except RowError as error:
-                    failed[name] = str(error)
-                    runs.pop(name, None)
+                    failed[label] = str(error)
+                    runs.pop(label, None)
     return runs, failed
 
 
@@ -75,12 +89,16 @@ def main(argv: list[str]) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
 
-    machine = table.machine()
+    machine = table.machine([name for name in PEERS if name in {row.name for row in args.rows}])
     command = shlex.join(["python", "-m", "tests.bench", *argv])
     libraries = ", ".join(f"{name} {number}" for name, number in machine["libraries"].items())
     print(f"\n{command}")
     print(f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; {pinning.describe()}")
     print(f"{machine['python']}; {libraries}")
+    for name, release in machine["peers"].items():
+        print(f"{name}: {release}")
+    if NATIVE is None:
+        print("without the native part: every row is pure")
     print(f"{args.events:,} events, median of {args.rounds}; latency of the server {args.latency_ms:g} ms\n")
     if runs:
         print(table.render(runs))

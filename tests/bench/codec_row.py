@@ -37,8 +37,8 @@ def open_codec() -> Callable[[bytes], int]:
             piece = codec.encode(chunk, offset, room_events=1000, room_bytes=999_000, latest=latest)
             assert piece is not None
             offset = piece.span.end_offset
-            accept_events(codec.window, piece.span, range(piece.events))
-            accepted += piece.events
+            accept_events(codec.window, piece.span, range(piece.span.fresh))
+            accepted += piece.events - piece.waits
         return accepted
 
     return accept

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 ROW_LIMIT_SECONDS = 900
 MANNERS = ("plain", "slow", "faulty", "picky", "tls")  # in which the server answers, each on a port of its own
 CA_FILE = ROOT / ".bench" / "ca.pem"  # of the server that speaks TLS
-_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
+RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 
 class RowError(Exception):
@@ -137,7 +137,8 @@ def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool)
     Run a command to its end and hold its counts against the truth.
 
     Args:
-        command: Prints a JSON object with `accepted` and `seconds` as the last line of its standard output.
+        command: Prints a JSON object with `accepted` and `seconds` as the last line of its standard output, and
+            `cpu_seconds` and `peak_rss_bytes`, if they are not those of all its processes.
         events: How many events it has to get accepted.
         sends: The events must also have arrived at the server.
     Raises:
@@ -171,12 +172,18 @@ def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool)
         wall_seconds=wall_seconds,
         inner_seconds=summary["seconds"],
         cpu_seconds=summary.get("cpu_seconds", usage.ru_utime + usage.ru_stime),
-        peak_rss_bytes=usage.ru_maxrss * _RSS_UNIT,
+        peak_rss_bytes=summary.get("peak_rss_bytes", usage.ru_maxrss * RSS_UNIT),
         server_cpu_seconds=counts["cpu_seconds"],
         requests=counts["requests"],
         events=events,
         figures=summary.get("figures", {}),
     )
+
+
+def lines_of(path: Path) -> int:
+    """Count the lines of a file, a block at a time."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _last_line(file: Any) -> str:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import shutil
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from itertools import count, islice
 from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Any
 
 from .blackhole import POISON
 
 POISON_ONE_IN = 10_000
-SPARSE_BRANDS: Final = 40
-SPARSE_MEDIA: Final = 900_000
-SPARSE_HOURS: Final = 365 * 24
-_SPARSE_START: Final = datetime(2025, 1, 1, tzinfo=UTC)
 MAPPING = """
 [records.mapping]
 EventId = "player_uuid"
@@ -26,7 +22,7 @@ Timestamp = "registered_at"
 BTag = { template = "{media_id}_{click_id}" }
 ConsumerID = "player_id"
 ConsumerCountry = { from = "country", values = { "United Kingdom" = "GB" } }
-ConsumerStatus = { from = "verified", values = { "1" = "Verified" } }
+ConsumerStatus = { from = "verified", values = { "1" = "Verified", "0" = "Unverified" } }
 AffiliateID = { const = "" }
 """
 
@@ -54,31 +50,6 @@ def poisoner() -> Callable[[bytes], bytes]:
     return poison
 
 
-def sparser(seed: int = 1) -> Callable[[bytes], bytes]:
-    """
-    Spread the records over a year, 40 brands and 900,000 media, in no order; the rest of each stays what it is.
-
-    So nearly every record has a key of its own in the ledger: its hour, brand, affiliate and media.
-    """
-    rng = Random(seed)
-    hours = [f"{_SPARSE_START + timedelta(hours=hour):%Y-%m-%dT%H}".encode() for hour in range(SPARSE_HOURS)]
-    stamp, tag, brand = b'"Timestamp":"', b'"BTag":"', b'"BrandID":'
-
-    def spread(line: bytes) -> bytes:
-        picks = rng.getrandbits(60)
-        head, _, rest = line.partition(stamp)
-        minutes, _, rest = rest[len(hours[0]) :].partition(tag)
-        ids, _, rest = rest[rest.index(b"_") :].partition(brand)
-        hour, media = hours[picks % SPARSE_HOURS], 100_000 + (picks >> 20) % SPARSE_MEDIA
-        number = 101 + (picks >> 50) % SPARSE_BRANDS
-        return b"%b%b%b%b%b%d%b%b%d%b" % (
-            *(head, stamp, hour, minutes, tag),
-            *(media, ids, brand, number, rest[rest.index(b",") :]),
-        )
-
-    return spread
-
-
 def csv_header() -> bytes:
     """The columns that `csv_row` writes."""
     return (
@@ -89,15 +60,17 @@ def csv_header() -> bytes:
 
 def csv_row(line: bytes) -> bytes:
     """A row of an export."""
+    row = io.StringIO()
     event = json.loads(line)
     media_id, click_id = event["BTag"].split("_")
     country = "United Kingdom" if event["ConsumerCountry"] == "GB" else event["ConsumerCountry"]
     values = (
         event["EventId"], event["Timestamp"], event["IP"], media_id, click_id, event["ConsumerID"], country,
-        event["ConsumerCurrencyID"], event["Username"], event["BrandID"], event["CustomerCurrencyID"], 1,
-        event["ConsumerState"],
+        event["ConsumerCurrencyID"], event["Username"], event["BrandID"], event["CustomerCurrencyID"],
+        int(event["ConsumerStatus"] == "Verified"), event["ConsumerState"],
     )  # fmt: skip
-    return ",".join(map(str, values)).encode() + b"\n"
+    csv.writer(row, lineterminator="\n").writerow(values)
+    return row.getvalue().encode()
 
 
 def variant(sample: Path, suffix: str, convert: Callable[[bytes], bytes], header: bytes = b"") -> Path:

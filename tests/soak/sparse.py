@@ -23,8 +23,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from shipper.sandbox.samples import SampleProfile
 from tests.bench.measure import Server, clean_environment, running_server
-from tests.bench.rows import SHIPPER, sample_file, sparse_file, write_config
+from tests.bench.rows import SHIPPER, sample_file, write_config
 
 PEAK_MAX_BYTES: Final = 160_000_000
 GROWTH_MAX: Final = 1.10  # of the last million over the first one
@@ -182,7 +183,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="shipper-sparse-") as folder:
         for part in parts:
             if part in ("sparse", "killed"):
-                sample = sparse_file(sample_file(arguments.events))
+                sample = sample_file(arguments.events, SampleProfile.SPARSE)
                 found = (sparse if part == "sparse" else killed)(sample, arguments.events)
             else:
                 found = refused(Path(folder), is_full=part == "full")
