@@ -30,7 +30,8 @@ _LOOK_PAUSE_MAX_S: Final = 10.0  # even if a look took long, as on a busy machin
 _TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
 _NAMED: Final = 10  # files that cannot be read
 _DEBOUNCE_MS: Final = 40
-_STEP_MS: Final = 20  # between two looks whether the kernel has said anything; shorter would be sooner, and cost more
+# Between two looks whether the kernel has said anything; it is told after two of them. Shorter would cost more.
+_STEP_MS: Final = 8
 _QUIET_STEP_MS: Final = 100
 _QUIET_AFTER_S: Final = 10.0
 _WATCH_MS: Final = 5000
