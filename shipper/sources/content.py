@@ -6,8 +6,6 @@ import errno
 import math
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -26,8 +24,8 @@ _STEP_BYTES: Final = 1 << 20  # decompressed at a time, whatever the archive say
 _READ_BYTES_MIN: Final = 1 << 12  # the first read of a member: a log may be flushed as very many small members
 _READ_BYTES_MAX: Final = 1 << 18
 _COST_BYTES: Final = 1 << 14  # decompressed at the cost of one step more
-_WINDOW_LOG: Final = 23  # 8 MiB, which all but the highest levels of zstd and xz are content with
-_WINDOW_LOG_MAX: Final = 26  # 64 MiB, as `xz -9` wants; of one archive at a time
+# 64 MiB, as `xz -9` wants. The kernel gives no page of it before that is written: it takes what was decompressed.
+_WINDOW_LOG: Final = 26
 
 _MAGICS: Final[dict[bytes, Compression]] = {
     b"\x1f\x8b\x08": "gzip",
@@ -174,13 +172,13 @@ class _Library(NamedTuple):
     What reads one compression.
 
     Attributes:
-        open: Makes a decompressor for one member, which may take so much memory for its window; the binary logarithm.
+        open: Makes a decompressor for one member.
         error: What it raises if the bytes are not what they should be.
         header_bytes: How many bytes of a member that begins like this are not for the decompressor; None if too few
             bytes are given to tell.
     """
 
-    open: Callable[[int], _Decompressor]
+    open: Callable[[], _Decompressor]
     error: type[Exception]
     header_bytes: Callable[[bytes], int | None] = lambda _: 0
 
@@ -194,61 +192,25 @@ def _library_of(compression: Compression) -> _Library:
             # The flag has the checksum and the length behind the data verified. The header is not for isal: a whole one
             # with a checksum, or with two optional fields, is broken for isal 1.9 if it comes in two pieces.
             opened = partial(igzip_lib.IgzipDecompressor, flag=igzip_lib.DECOMP_GZIP_NO_HDR_VER)
-            return _Library(lambda _: opened(), cast("type[Exception]", igzip_lib.IsalError), _gzip_header_bytes)
+            return _Library(opened, cast("type[Exception]", igzip_lib.IsalError), _gzip_header_bytes)
         case "zstd":
             if sys.version_info >= (3, 14):
                 from compression import zstd
             else:
                 from backports import zstd
             key = int(zstd.DecompressionParameter.window_log_max)
-            return _Library(lambda window_log: zstd.ZstdDecompressor(options={key: window_log}), zstd.ZstdError)
+            return _Library(partial(zstd.ZstdDecompressor, options={key: _WINDOW_LOG}), zstd.ZstdError)
         case "bzip2":
             import bz2
 
-            return _Library(lambda _: bz2.BZ2Decompressor(), OSError)
+            return _Library(bz2.BZ2Decompressor, OSError)
         case "xz":
             import lzma
 
-            def unpacker(window_log: int) -> _Decompressor:
-                limit = (1 << window_log) + (1 << 20)  # what xz needs beside the window counts, too
-                return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=limit)
-
-            return _Library(unpacker, lzma.LZMAError)
+            limit = (1 << _WINDOW_LOG) + (1 << 20)  # what xz needs beside the window counts, too
+            return _Library(partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=limit), lzma.LZMAError)
         case "":
             raise AssertionError("a plain file needs no library")
-
-
-class ArchiveWaitsError(SourceError):
-    """Another archive is being read that takes as much memory; once it is read, this one can be."""
-
-
-class _NarrowError(Exception):
-    """A member needs a larger window than a decompressor was made for."""
-
-
-class _WideArchive:
-    """Which archive may be decompressed with a wide window: one at a time, or very many would take all the memory."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder: weakref.ref[Archive] | None = None
-
-    def take(self, archive: Archive) -> Archive | None:
-        """Acquire the place for an archive; return the archive that has it, if another has."""
-        with self._lock:
-            holder = self._holder() if self._holder else None
-            if holder is None:
-                self._holder = weakref.ref(archive)
-            return None if holder is archive else holder
-
-    def leave(self, archive: Archive) -> None:
-        """Release the place."""
-        with self._lock:
-            if self._holder and self._holder() is archive:
-                self._holder = None
-
-
-_wide: Final = _WideArchive()
 
 
 class Archive:
@@ -269,7 +231,6 @@ class Archive:
         self.descriptor = descriptor
         self._path = path
         self._size = self._end = 0
-        self._window_log = _WINDOW_LOG
         self._library = _library_of(compression)
         self._raw_head = os.pread(descriptor, _HEAD_BYTES, 0)
         self._broken_end = -1  # of the content, once it was found to be broken; stays so when it is read again
@@ -303,19 +264,13 @@ class Archive:
 
         Raises:
             SourceError: The archive is broken, and none of the bytes from `offset` on could be read.
-            ArchiveWaitsError: It has to wait for another archive.
         """
         stop = offset + length
         if stop <= len(self._head):
             return self._head[offset:stop]
         if offset < self._start:
             self._rewind()
-        try:
-            self._fill(offset, stop)
-        except _NarrowError:
-            self._window_log = _WINDOW_LOG_MAX
-            self._rewind()
-            self._fill(offset, stop)
+        self._fill(offset, stop)
         data = self._window[offset - self._start : stop - self._start]
         if self._broken and length and not data:
             raise SourceError(self._broken)
@@ -360,7 +315,6 @@ class Archive:
 
     def _drop_decompressor(self) -> None:
         self._decompressor: _Decompressor | None = None  # None between members
-        _wide.leave(self)
 
     def _fill(self, offset: int, stop: int) -> None:
         """Move the window to a little before `offset`, and decompress up to `stop` or as far as it goes."""
@@ -410,8 +364,6 @@ class Archive:
         try:
             piece = self._decompressor.decompress(data, limit)
         except self._library.error as error:
-            if "memory" in str(error).lower() and self._window_log < _WINDOW_LOG_MAX:
-                raise _NarrowError from None
             self._drop_decompressor()
             piece = self._salvage()
             self._break(f"{error}, about raw byte {self._block_raw_offset}", len(piece))
@@ -444,13 +396,8 @@ class Archive:
             if len(data) == _READ_BYTES_MAX:
                 self._break(f"the header at raw byte {self._raw_offset} has no end")
             return False
-        if self._window_log == _WINDOW_LOG_MAX and (other := _wide.take(self)):
-            raise ArchiveWaitsError(
-                f"{self._path}: {other._path} has to be read to its end before, as either takes more than "
-                f"{1 << _WINDOW_LOG >> 20} MiB to decompress"
-            )
         self._raw_offset += header_bytes
-        self._decompressor = self._library.open(self._window_log)
+        self._decompressor = self._library.open()
         self._member_raw_offset = self._raw_offset
         self._member_offset = self._end
         self._read_bytes = _READ_BYTES_MIN
@@ -459,7 +406,7 @@ class Archive:
     def _break(self, reason: str, salvaged_bytes: int = 0) -> None:
         hint = "put a whole one in its place, or decompress it by hand"
         if "memory" in reason.lower():
-            hint = f"no more than {1 << _WINDOW_LOG_MAX >> 20} MiB are spent on it; compress it with a smaller window"
+            hint = f"no more than {1 << _WINDOW_LOG >> 20} MiB are spent on it; compress it with a smaller window"
         self._broken = (
             f"{self._path}: the {self.compression} archive is broken: {reason}; "
             f"{self._end + salvaged_bytes} bytes of content are readable before; {hint}"
@@ -474,7 +421,7 @@ class Archive:
         The bytes that it was given last go in one by one, and so do those that come out: none is lost with the error.
         They may be more than that step was asked for, as libraries decompress ahead.
         """
-        decompressor = self._library.open(self._window_log)
+        decompressor = self._library.open()
         raw_offset, offset = self._member_raw_offset, self._member_offset
         salvaged = bytearray()
         with suppress(self._library.error, OSError):

@@ -13,7 +13,7 @@ import structlog
 
 from shipper.model.errors import SourceError
 from shipper.model.records import Chunk, shown
-from shipper.sources.content import Archive, ArchiveWaitsError
+from shipper.sources.content import Archive
 from shipper.sources.identity import Place, StreamBook
 from shipper.sources.reader import StreamReader
 from shipper.system.work import Piece, at_work, go_on_with
@@ -22,6 +22,7 @@ log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 21
 _BEGINNING_BYTES: Final = 2 << 20  # of the content of an archive
+_FURTHER_BYTES: Final = 8 << 20  # that are read at least before another one has its turn
 
 # Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
 Ending = Literal["open", "quiet", "final"]
@@ -99,28 +100,45 @@ class _Archives:
     """
     Which archives are decompressed: one at its beginning and one further on, or very many would take all the memory.
 
-    So a small one never waits for a large one. An archive that has to make room is decompressed again from its
-    beginning when its turn comes.
+    So a small one never waits for a large one. Further on, that of which least was read goes first. One that makes room
+    is decompressed again from its beginning when its turn comes, so it makes room no sooner than it has read on by as
+    much.
     """
 
     def __init__(self) -> None:
-        self._at_work: dict[bool, OpenFile] = {}  # by whether it is further on
+        self._chosen: dict[bool, OpenFile] = {}  # by whether it is further on
+        self._makes_room_at = 0  # the one further on: the offset
+
+    def choose(self, ready: Iterable[OpenFile]) -> None:
+        """Choose among the files that have news."""
+        waiting: dict[bool, list[OpenFile]] = {False: [], True: []}
+        for file in ready:
+            if isinstance(file.reader.content, Archive):
+                waiting[_position(file) >= _BEGINNING_BYTES].append(file)
+        further = self._chosen.get(True)
+        if waiting[True] and (further not in waiting[True] or _position(further) >= self._makes_room_at):
+            least = min(waiting[True], key=_position)
+            self._makes_room_at = max(2 * _position(least), _FURTHER_BYTES)
+            self._replace(least, is_further=True)
+        if waiting[False] and self._chosen.get(False) not in waiting[False]:
+            self._replace(waiting[False][0], is_further=False)
+
+    def _replace(self, file: OpenFile, *, is_further: bool) -> None:
+        before, self._chosen[is_further] = self._chosen.get(is_further), file
+        if before is not None and before not in self._chosen.values():
+            before.reader.content.rest()
 
     def may_read(self, file: OpenFile) -> bool:
         """Return whether it is a file's turn, as it always is of one that is no archive."""
-        if not isinstance(file.reader.content, Archive):
+        if not isinstance(file.reader.content, Archive) or file in self._chosen.values():
             return True
-        is_further = file.reader.content.size() >= _BEGINNING_BYTES
-        if self._at_work.get(not is_further) is file:
-            del self._at_work[not is_further]
-        holder = self._at_work.get(is_further, file)
-        if holder is not file and holder.is_ready:
-            file.reader.content.rest()
-            return False
-        if holder is not file:
-            holder.reader.content.rest()  # nothing is left to read of it as of now
-        self._at_work[is_further] = file
-        return True
+        file.reader.content.rest()
+        return False
+
+
+def _position(file: OpenFile) -> int:
+    """Return up to where an archive was read, or was searched for the end of a line."""
+    return max(file.reader.offset, file.reader.content.size())
 
 
 class OpenFiles:
@@ -263,6 +281,7 @@ class OpenFiles:
 
     def read(self, now: float) -> list[Chunk]:
         """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
+        self._archives.choose(self._ready)
         chunks: list[Chunk] = []
         read_bytes = 0
         for _ in range(len(self._ready)):
@@ -290,9 +309,6 @@ class OpenFiles:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
             file.note_trouble(error)
-        except ArchiveWaitsError as error:
-            file.signature = None  # so that the next check tries again
-            file.trouble = shown(str(error))
         except SourceError as error:
             log.error("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.trouble = shown(str(error))

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -26,7 +26,7 @@ from isal import igzip_lib
 
 from shipper.model.errors import SourceError
 from shipper.sources import content as content_module
-from shipper.sources.content import Archive, ArchiveWaitsError, Content, Plain, compression_of, open_content
+from shipper.sources.content import Archive, Content, Plain, compression_of, open_content
 from tests.cases import each
 
 MIB = 1 << 20
@@ -478,38 +478,6 @@ def test_a_window_of_64_mib_is_fine(raw: bytes, data: bytes, tmp_path: Path):
     path = tmp_path / "file"
     path.write_bytes(raw)
     assert outcome(path) == (data, "", True)
-
-
-def wide(data: bytes) -> bytes:
-    options = {zstd.CompressionParameter.window_log: 26, zstd.CompressionParameter.content_size_flag: 0}
-    compressor = zstd.ZstdCompressor(options=options)
-    return compressor.compress(data) + compressor.flush()
-
-
-def test_of_archives_with_wide_windows_one_is_read_at_a_time(tmp_path: Path):
-    """Another one waits until it is read; a usual one does not. An archive may turn out to be wide late."""
-    data = b"".join(b"%d\n" % number for number in range(100_000))
-    paths = [tmp_path / name for name in ("first", "second", "usual", "late")]
-    for path, raw in zip(
-        paths, (wide(data), wide(data), zstd.compress(data), zstd.compress(data) + wide(data)), strict=True
-    ):
-        path.write_bytes(raw)
-    with ExitStack() as stack:
-        first, second, usual, late = (stack.enter_context(opened(path)) for path in paths)
-        assert first.pread(1000, 2000) == data[2000:3000]
-        for _ in range(2):
-            with pytest.raises(ArchiveWaitsError, match=f"second: {paths[0]} has to be read"):
-                second.pread(1000, 2000)
-        assert usual.pread(1000, 2000) == data[2000:3000]
-        with pytest.raises(ArchiveWaitsError):
-            late.pread(1000, len(data) + 500)
-        assert read_on(first) == data
-        assert read_on(second) == data
-        assert late.pread(1000, len(data) + 500) == data[500:1500]
-        with pytest.raises(ArchiveWaitsError):
-            second.pread(1000, 2000)
-        assert read_on(late, len(data)) == data
-        assert second.pread(1000, 2000) == data[2000:3000]
 
 
 BOMB = """

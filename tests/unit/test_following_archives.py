@@ -66,6 +66,19 @@ def test_a_small_one_waits_for_no_large_ones(bench: Bench):
     assert found + read(bench) == {"small.log": 5, **dict.fromkeys(large, 10)}
 
 
+def test_of_large_ones_that_goes_first_of_which_least_was_read(bench: Bench):
+    large = [f"{number}.log" for number in range(3)]
+    for number, name in enumerate(large):
+        bench.write(name, gzip.compress(records(number, 5) + BLANKS * 60 + records(100 + number, 5), 1))
+    bench.start()
+    files = bench.follower.files
+    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in files))
+    bench.write("smaller.log", gzip.compress(BLANKS * 6 + records(1000, 5), 1))
+    found += read(bench, until=lambda found: bool(found["smaller.log"]))
+    assert all(found[name] == 5 for name in large), "each of the large ones is still to be read"
+    assert found + read(bench) == {"smaller.log": 5, **dict.fromkeys(large, 10)}
+
+
 def test_one_that_grows_within_a_member_makes_room_and_goes_on_where_it_was(bench: Bench):
     packer = zlib.compressobj(wbits=31)
     bench.write("grows.log", packer.compress(records(0, 5)) + packer.flush(zlib.Z_SYNC_FLUSH))
