@@ -218,13 +218,14 @@ class FilesOnce:
         reader = self._reader
         assert reader is not None
         try:
+            before = reader.offset
             with self._book.reading(reader):
                 chunk = reader.read(is_final=True, is_in_turns=True)
             if reader.is_unfinished:
                 return None
             if chunk is not None:
                 if not reader.content.compression:
-                    self.done_bytes += chunk.end_offset - chunk.start_offset
+                    self.done_bytes += reader.offset - before  # with the hole in front of a chunk
                 return chunk
             if not reader.content.compression:
                 self.done_bytes += max(0, self._status.st_size - reader.offset)  # NULs that are no content

@@ -339,6 +339,8 @@ class StreamReader:
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
         data = self._pread(READ_BYTES, self.offset)
+        if len(data) == READ_BYTES and not data.strip(b"\0") and self._skip_hole():
+            data = self._pread(READ_BYTES, self.offset)
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) == READ_BYTES and data.startswith(b"\0"):
             end = READ_BYTES - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
@@ -352,6 +354,15 @@ class StreamReader:
                 return None
             end = len(data)
         return self._advance(data if end == len(data) else data[:end], self.offset + end)
+
+    def _skip_hole(self) -> bool:
+        """Go to the end of a hole, which is as long as a log was that another program has truncated."""
+        end = self.offset if self.content.compression else data_from(self.content.descriptor, self.offset)
+        if end <= self.offset:
+            return False
+        self.offset = self.stream.read_offset = end
+        self._tail = self._last_bytes_seen()
+        return True
 
     def _find_framing(self, *, is_final: bool) -> bool:
         """Look at the head of the input; False as long as that does not tell how records lie in it."""
