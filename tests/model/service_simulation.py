@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from shipper.delivery.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 
 SENDERS: Final = 64
-FIXED_LIMITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+FIXED_LIMITS: Final = (1, 4, 8, 12, 16, 24, 32, 48, 64)
 _REFUSAL_S: Final = 0.003
 _FIRST_BACKOFF_S: Final = 0.5
 _LONGEST_BACKOFF_S: Final = 60.0

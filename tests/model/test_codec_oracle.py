@@ -132,7 +132,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     return document
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(documents(), min_size=1, max_size=12),
     st.booleans(),
@@ -176,7 +176,7 @@ NASTY = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.sampled_from(list(NASTY)).flatmap(
         lambda check: st.tuples(st.just(check), st.lists(NASTY[check], min_size=1, max_size=5))

@@ -68,7 +68,7 @@ def alone(raw: bytes) -> tuple[bool, str]:
     return piece.span.records == 1, rules[0] if rules else ""
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(CHUNKS, st.integers(1, 40), st.integers(2200, 20_000), st.booleans())
 def test_many_lines_get_the_verdicts_that_each_gets_alone(
     data: bytes, room_events: int, room_bytes: int, has_newline: bool
@@ -86,7 +86,7 @@ def test_many_lines_get_the_verdicts_that_each_gets_alone(
             assert data[rejection.start_offset - 1 : rejection.end_offset - 1] == rejection.raw
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(CHUNKS)
 def test_bodies_are_json_and_hold_the_accepted_lines_byte_for_byte(data: bytes):
     pieces = encode(data, start=1, codec=codec())
@@ -113,7 +113,7 @@ def _read(batcher: Batcher, sent: list[dict[str, Any]], accepted: list[bytes]) -
     sent += document["events"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.binary(max_size=400))
 def test_no_bytes_whatsoever_raise(data: bytes):
     encode(data, codec=codec()) if data else None
@@ -167,7 +167,7 @@ def is_good(field: str, value: str) -> bool:
             return re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", value) is not None
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.sampled_from(sorted(FIELDS)).flatmap(lambda field: st.tuples(st.just(field), FIELDS[field])))
 def test_an_independent_oracle_agrees(case: tuple[str, str]):
     field, value = case

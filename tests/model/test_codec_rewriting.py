@@ -147,7 +147,7 @@ def verdicts(
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(LINES, EACH_SETTINGS, st.sampled_from([1, 2, 3, 5, 1000]), st.integers(LIMIT, 4 * LIMIT))
 def test_many_records_get_the_verdicts_and_bytes_that_each_gets_alone(
     lines: list[bytes], how: RecordsSettings, room_events: int, room_bytes: int
@@ -159,7 +159,7 @@ def test_many_records_get_the_verdicts_and_bytes_that_each_gets_alone(
     assert together.records == sum(each.records for each in alone) == len(together.good) + len(together.refused)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(LINES, EACH_SETTINGS)
 def test_what_leaves_goes_through_unchanged_when_it_comes_again(lines: list[bytes], how: RecordsSettings):
     sent = verdicts(lines, how).good
@@ -168,7 +168,7 @@ def test_what_leaves_goes_through_unchanged_when_it_comes_again(lines: list[byte
         assert (again.good, again.refused) == (sent, [])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(LINES, EACH_SETTINGS)
 def test_what_leaves_is_json_with_the_fields_of_the_wire_form_once_each(lines: list[bytes], how: RecordsSettings):
     for sent in verdicts(lines, how).good:
@@ -180,7 +180,7 @@ def test_what_leaves_is_json_with_the_fields_of_the_wire_form_once_each(lines: l
             assert set(names) == set(event())
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(CLEAN, min_size=1, max_size=6), LINES, st.randoms(use_true_random=False), EACH_SETTINGS)
 def test_a_clean_line_leaves_byte_for_byte_among_anything(
     clean: list[bytes], others: list[bytes], rng: Any, how: RecordsSettings
@@ -194,7 +194,7 @@ def test_a_clean_line_leaves_byte_for_byte_among_anything(
         assert sent.count(line) >= clean.count(line)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(LINES, EACH_SETTINGS, st.integers(1, 5))
 def test_records_are_good_or_refused_and_each_new_event_id_leaves_before_its_repeats_do(
     lines: list[bytes], how: RecordsSettings, room_events: int

@@ -106,7 +106,7 @@ def straddling(draw: st.DrawFn) -> list[bytes]:
     return lines
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(straddling(), st.sampled_from(SETTINGS))
 def test_lines_get_together_what_each_gets_alone(lines: list[bytes], records: dict[str, Any]):
     assert outcome(b"\n".join(lines) + b"\n", records) == outcome_of_each(lines, records)

@@ -130,7 +130,7 @@ INPUTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(INPUTS, st.sampled_from([1, 50, 300, 10_000]), st.sampled_from([1, 200, 1 << 20]), st.integers(0, 10**6))
 def test_whatever_was_taken_from_the_input_leaves_once_in_order(
     parts: list[bytes], segment_bytes: int, max_bytes: int, seed: int

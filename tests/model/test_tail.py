@@ -146,4 +146,4 @@ class Following(RuleBasedStateMachine):
 
 
 TestFollowing = Following.TestCase
-TestFollowing.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestFollowing.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)

@@ -211,7 +211,7 @@ def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
     # All in one test, since the run is dear and there would be one in each of the processes that share out the tests.
     posted = [each for each in run.exchanges if has_reached_the_intake(each)]
     refused = [each for each in posted if each.response.status_code == 400]
-    some = [each for each in posted if each.response.status_code == 202] + refused[::3]
+    some = [each for each in posted if each.response.status_code == 202] + refused[::8]
     for shape, status in OTHER_ANSWERS.items():
         check_other_answers(some, shape, status)
 
@@ -231,7 +231,7 @@ def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int)
         httpx.Client(base_url=sandbox.base_url, trust_env=False) as client,
     ):
         answers = [again(client, each) for each in posted]
-        assert counts(sandbox)["rejected"] > 20
+        assert counts(sandbox)["rejected"] > 7
     for each, answer in zip(posted, answers, strict=True):
         each.case.validate_response(answer, checks=conformance)
         assert is_refusal(answer) == (each.response.status_code >= 400), shape

@@ -135,7 +135,7 @@ def test_what_is_in_flight_then_is_waited_for():
     assert outcome.left_out == PARTS[4:]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     kinds=st.lists(st.sampled_from(["good", "bad", "away"]), max_size=20),
     latencies=st.lists(st.integers(0, 5), min_size=20, max_size=20),

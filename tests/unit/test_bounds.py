@@ -194,15 +194,14 @@ def test_an_open_quote_that_comes_in_pieces_is_not_looked_at_again_with_each(pie
             looked_at += len(data)
             return super().cut(data, is_final=is_final)
 
-    for takes in (2_500, 10_000):
-        looked_at = 0
-        incoming = Incoming(InputForm("csv"), max_record_bytes=1 << 20)
-        incoming.take(b"EventId,IP\n")
-        incoming._framing = Counting(incoming.header, ",")
-        given_bytes = sum(len(incoming.take(part)) for part in [b'"', *[piece] * takes])
-        assert given_bytes == 1 + takes * len(piece)
-        assert incoming.open_bytes > 0
-        assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
+    takes = 7_000
+    incoming = Incoming(InputForm("csv"), max_record_bytes=1 << 20)
+    incoming.take(b"EventId,IP\n")
+    incoming._framing = Counting(incoming.header, ",")
+    given_bytes = sum(len(incoming.take(part)) for part in [b'"', *[piece] * takes])
+    assert given_bytes == 1 + takes * len(piece)
+    assert incoming.open_bytes > 0
+    assert looked_at <= 8_192 * 8_192 // len(piece) + 4 * given_bytes
 
 
 ENDLESS = [

@@ -80,7 +80,7 @@ def test_a_quote_that_is_never_closed_does_not_swallow_the_rest_of_a_file():
 _cells = st.text(st.sampled_from('ab",\n; é'), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(_cells, _cells, _cells), min_size=1, max_size=5))
 def test_what_a_csv_writer_writes_is_found_again_wherever_it_is_cut(rows: Sequence[tuple[str, ...]]):
     out = io.StringIO()
@@ -99,7 +99,7 @@ _values = st.recursive(
 _objects = st.dictionaries(st.text("ab{", min_size=1, max_size=2), _values, min_size=1, max_size=3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(st.lists(_objects, max_size=3), min_size=1, max_size=3), st.sampled_from([None, 1]), st.booleans())
 def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
     batches: list[list[dict]], indent: int | None, has_envelope: bool
@@ -113,7 +113,7 @@ def test_events_of_batches_are_found_again_wherever_the_file_is_cut(
     assert_cuts_do_not_matter(BATCH, data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.binary(max_size=60) | st.text(st.sampled_from('{}[]",\n\\a1: '), max_size=60).map(str.encode))
 def test_no_bytes_whatsoever_are_lost_or_hold_a_framing_up(data: bytes):
     for framing in (LINES, CSV, BATCH):

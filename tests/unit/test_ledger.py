@@ -191,7 +191,7 @@ def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
     code = (
         "import sys, pathlib\nfrom shipper.state.ledger import read_ledger\n"
         "print('ready', flush=True)\nseen = []\n"
-        "while not seen or seen[-1] < 200:\n"
+        "while not seen or seen[-1] < 100:\n"
         "    rows = read_ledger(pathlib.Path(sys.argv[1]))\n"
         "    assert len({row.accepted for row in rows}) == 1, rows\n"  # both keys: of one transaction
         "    seen.append(rows[0].accepted)\n"
@@ -205,7 +205,7 @@ def test_two_processes_read_beside_one_that_writes(tmp_path: Path):
         ]
         try:
             assert all(reader.stdout and reader.stdout.readline() == "ready\n" for reader in readers)
-            for number in range(2, 201):
+            for number in range(2, 101):
                 store.save([checkpoint(number, {KEY: 1, OTHER: 1})], 1.0)
             outputs = [reader.communicate(timeout=30)[0] for reader in readers]
         finally:

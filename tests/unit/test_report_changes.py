@@ -94,13 +94,13 @@ def test_zero_is_not_missing():
     assert [change.field for change in diff(old, new)] == ["fees.result", "fees.adjustment"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(REPORTS, st.randoms(use_true_random=False))
 def test_order_id_and_time_are_no_change(made, rng):
     assert diff(made, shuffled(made, rng)) == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(REPORTS, REPORTS)
 def test_changes_backwards_are_the_same_changes(old, new):
     forwards = {(change.path, repr(change.old), repr(change.new)) for change in diff(old, new)}
@@ -149,7 +149,7 @@ def test_checksum_and_names_alone_restate_nothing(changes):
 # Content
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(REPORTS, REPORTS)
 def test_contents_are_the_same_where_nothing_differs(old, new):
     hashes = [content_hash(wire.encode_report(each)) for each in (old, new)]
@@ -160,7 +160,7 @@ def test_contents_are_the_same_where_nothing_differs(old, new):
         assert any(b"{}" in wire.encode_report(each) for each in (old, new))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(REPORTS, st.randoms(use_true_random=False))
 def test_order_id_and_time_do_not_count_as_content(made, rng):
     other = shuffled(made, rng)

@@ -316,17 +316,18 @@ def test_answer_that_cannot_be_kept_leaves_the_history_whole(history: History, t
 WRITER = """
 import sys
 from contextlib import closing
+from datetime import date
 from pathlib import Path
-from tests.unit.test_report_history import History, ROUNDS, add
-number, directory = int(sys.argv[1]), Path(sys.argv[2])
+from shipper.report.history import History
+number, directory, rounds = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 print("ready", flush=True)
-sys.stdin.read()
-for round in range(ROUNDS):
+body = sys.stdin.buffer.read()
+for round in range(rounds):
     for at in range(3):
         with closing(History(directory / str(round))) as history:
-            add(history, number, at=10 * number + at)
+            history.add(1001, date(2026, 1, 1), date(2026, 1, 31), body, 10 * number + at)
 """
-WRITERS, ROUNDS = 3, 15
+WRITERS, ROUNDS = 3, 10
 
 
 def test_processes_may_make_and_write_it_at_once(tmp_path: Path):
@@ -334,7 +335,7 @@ def test_processes_may_make_and_write_it_at_once(tmp_path: Path):
         writers = [
             running.enter_context(
                 subprocess.Popen(
-                    [sys.executable, "-c", WRITER, str(number), str(tmp_path)],
+                    [sys.executable, "-c", WRITER, str(number), str(tmp_path), str(ROUNDS)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -346,8 +347,9 @@ def test_processes_may_make_and_write_it_at_once(tmp_path: Path):
         for writer in writers:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"ready\n"
-        for writer in writers:
+        for number, writer in enumerate(writers):
             assert writer.stdin is not None
+            writer.stdin.write(body(number))
             writer.stdin.close()
             writer.stdin = None
         assert [(writer.communicate()[1].decode(), writer.returncode) for writer in writers] == [("", 0)] * WRITERS

@@ -174,7 +174,7 @@ EVENTS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(EVENTS, min_size=1, max_size=4))
 def test_no_event_s_verdict_depends_on_its_neighbours(events):
     together = verdicts(events)
@@ -182,13 +182,13 @@ def test_no_event_s_verdict_depends_on_its_neighbours(events):
     assert together == verdicts([*events, NO_EVENT])[:-1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(EVENTS)
 def test_strict_verdict_is_the_same_both_ways(candidate):
     assert verdicts([candidate], is_strict=True) == verdicts([candidate, NO_EVENT], is_strict=True)[:1]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     st.binary(max_size=60)
     | st.text(max_size=60).map(str.encode)
