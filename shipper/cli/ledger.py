@@ -1,11 +1,11 @@
-"""`shipper ledger`: what was accepted, by day or hour, brand, affiliate and media."""
+"""`shipper ledger`: what was accepted, by time, brand, affiliate and media."""
 
 from __future__ import annotations
 
-import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
@@ -20,11 +20,13 @@ from shipper.cli.common import (
     several,
     with_settings_options,
 )
-from shipper.cli.report.options import OptionalEndArgument, OptionalStartArgument
-from shipper.cli.report.output import write
+from shipper.cli.report.options import EndArgument, OptionalStartArgument, OutputOption, days_between
+from shipper.cli.report.output import checked_target, printed, write
 from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from shipper.report.days import Days
     from shipper.report.ledger_table import Attributed
     from shipper.report.ranges import DateRange
@@ -41,13 +43,20 @@ TimezoneOption = Annotated[
 
 @with_settings_options
 def ledger(
-    start: OptionalStartArgument = None,
-    end: OptionalEndArgument = None,
-    by: Annotated[Literal["day", "hour"], typer.Option("--by", help="One line per day or per hour.")] = "day",
+    start: OptionalStartArgument = "",
+    end: EndArgument = "",
+    by: Annotated[
+        Literal["hour", "day", "month", "brand", "affiliate", "media"],
+        typer.Option(
+            "--by",
+            help="One line per hour, day or month and brand, affiliate and media; or per one of these three.",
+        ),
+    ] = "day",
     timezone: TimezoneOption = "UTC",
     form: Annotated[
-        Literal["table", "csv", "json", "ndjson"], typer.Option("--format", help="The output format.")
+        Literal["table", "csv", "json", "ndjson", "xlsx"], typer.Option("--format", help="The output format.")
     ] = "table",
+    output: OutputOption = "",
     erase_affiliate: Annotated[
         str | None,
         typer.Option(
@@ -59,19 +68,22 @@ def ledger(
     options: SettingsOptions,
 ) -> None:
     """
-    Show what the service accepted, by day, brand, affiliate and media (the digits of the BTag).
+    Show what the service accepted, by time, brand, affiliate and media (the digits of the BTag).
 
     Also shows skipped duplicates, and dead letters as far as their records can be read. Days are those of the records'
     Timestamps. An AffiliateID that is not an identifier is shown as a hash. Works with and without a running shipper.
 
-    Example: shipper ledger 2026-10-01 2026-10-31 --timezone Europe/Malta --format csv > october.csv
+    Example: shipper ledger 2026-10 --timezone Europe/Malta --format csv > october.csv
     """
     from shipper.report.days import days_of_zone
+    from shipper.report.exports import check_installed
     from shipper.report.ledger_table import ledger_table
 
-    only = _range(start, end)
     days = days_of_zone(timezone)
+    only = days_between(start, end, days.today(time.time())) if start else None
+    target = checked_target(output, form)
     settings = prepare(options)
+    check_installed(form)
     if erase_affiliate is not None:
         if only is not None:
             raise typer.BadParameter("--erase-affiliate erases on all days; leave out START and END")
@@ -85,13 +97,11 @@ def ledger(
     with reader_may_leave():
         match form:
             case "table":
-                _print(table, days.name, notes)
+                write(printed(lambda console: _print(table, days.name, notes, console), target), target)
             case "json":
-                write(_json(table, days.name, letters.unattributed, complete_from), None, form=form)
-            case "csv" | "ndjson":
-                from shipper.report.exports import to_csv, to_ndjson
-
-                write(to_csv(table) if form == "csv" else to_ndjson(table), None, form=form)
+                write(_json(table, days.name, letters.unattributed, complete_from), target, form=form)
+            case _:
+                write(_exported(table, form), target, form=form)
                 for note in notes:
                     say(f"note: {note}")
 
@@ -194,20 +204,19 @@ def _contents(letters: Letters, deliveries: Sequence[str]) -> Iterator[Content]:
                 yield content
 
 
-def _range(start: datetime | None, end: datetime | None) -> DateRange | None:
-    from shipper.report.ranges import DateRange
+def _exported(table: FlatTable, form: Literal["csv", "ndjson", "xlsx"]) -> bytes:
+    from shipper.report.exports import to_csv, to_ndjson, to_xlsx
 
-    if start is None and end is None:
-        return None
-    if start is None or end is None:
-        raise typer.BadParameter("give both START and END, or neither for all there is")
-    if start > end:
-        raise typer.BadParameter(f"START {start:%Y-%m-%d} is after END {end:%Y-%m-%d}")
-    return DateRange(start.date(), end.date())
+    match form:
+        case "csv":
+            return to_csv(table)
+        case "ndjson":
+            return to_ndjson(table)
+        case "xlsx":
+            return to_xlsx([table], created=datetime.fromtimestamp(time.time(), UTC))
 
 
-def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
-    from rich.console import Console
+def _print(table: FlatTable, zone: str, notes: Sequence[str], console: Console) -> None:
     from rich.text import Text
 
     from shipper.report.ledger_table import totals_of
@@ -215,7 +224,7 @@ def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
     from shipper.report.wording import clean
 
     if not table.rows:
-        print("; ".join(["nothing is in the ledger", *notes]), flush=True)
+        console.print(Text("; ".join(["nothing is in the ledger", *notes])), soft_wrap=True)
         return
     totals = totals_of(table)
     names = len(table.columns) - len(totals)
@@ -227,11 +236,9 @@ def _print(table: FlatTable, zone: str, notes: Sequence[str]) -> None:
         shown.add_row(*(Text(clean(str(value))) for value in row[:names]), *(f"{value:,}" for value in row[names:]))
     shown.add_section()
     shown.add_row("total", *[""] * (names - 1), *(f"{total:,}" for total in totals.values()), style="bold")
-    console = Console()
-    console.print(shown)
     said = [f"Days are in time zone {zone}.", *(f"{note[:1].upper()}{note[1:]}." for note in notes)]
+    console.print(shown)
     console.print(Text(f"\n{' '.join(said)}", style="dim"))
-    sys.stdout.flush()
 
 
 def _json(table: FlatTable, zone: str, unattributed: int, complete_from: date | None) -> bytes:

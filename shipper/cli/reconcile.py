@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -27,8 +26,9 @@ from shipper.cli.report.options import (
     RequestRateOption,
     SplitOption,
     StartArgument,
+    days_between,
 )
-from shipper.cli.report.output import check_partial, checked_target, write
+from shipper.cli.report.output import check_partial, checked_target, printed, write
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
 from shipper.status.units import iso
@@ -56,7 +56,7 @@ _MAY_HAVE_ARRIVED: Final = ("rejected", "ambiguous")  # dead letters of these cl
 def reconcile(
     account: AccountArgument,
     start: StartArgument,
-    end: EndArgument,
+    end: EndArgument = "",
     split: SplitOption = "day",
     timezone: TimezoneOption = "UTC",
     settle_days: Annotated[
@@ -110,13 +110,12 @@ def reconcile(
     from shipper.report.days import days_of_zone
     from shipper.report.exports import check_installed
     from shipper.report.fetching import parts_of
-    from shipper.report.ranges import DateRange
     from shipper.report.reconcile.compare import reconcile as compare
     from shipper.report.reconcile.words import findings, headlines
 
-    wanted = DateRange(start.date(), end.date())
-    parts = parts_of([account], *wanted, split)
     days = days_of_zone(timezone)
+    wanted = days_between(start, end, days.today(time.time()))
+    parts = parts_of([account], *wanted, split)
     share = _share(alarm_below)
     target = checked_target(output, form)
     settings = prepare(options, needs="report")
@@ -142,14 +141,13 @@ def reconcile(
     rows = read_rows(settings, wanted)
     complete_from = first_complete_day(settings, days)
     letters = read_dead_letters(settings, _MAY_HAVE_ARRIVED)
-    now_hour = datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H")
     found = compare(
         account,
         [period for part, period in outcome.reports if complete_from is None or part.days.start >= complete_from],
         {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in rows},
         letters.counts,
         days=days,
-        today=datetime.strptime(days.day_of(now_hour), "%Y-%m-%d").date(),
+        today=days.today(time.time()),
         settle_days=settle_days,
         owners=owners,
         holes=_holes(outcome, complete_from),
@@ -296,9 +294,4 @@ def _rendered(
             from shipper.report.reconcile.page import render_page
 
             return render_page(found, notes, made_at=iso(time.time()), shows_all=shows_all).encode()
-    from rich.console import Console
-
-    console = Console() if target is None else Console(file=io.StringIO(), width=120)
-    with console.capture() as captured:
-        forms.print_table(found, notes, console, shows_all=shows_all)
-    return captured.get().encode(console.encoding, "replace")
+    return printed(lambda console: forms.print_table(found, notes, console, shows_all=shows_all), target)

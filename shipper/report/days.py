@@ -55,6 +55,10 @@ class Days:
         local = self._local(hour)
         return hour[:10] if local is None else local.date().isoformat()
 
+    def today(self, now_seconds: float) -> date:
+        """Return the day that it is, `now_seconds` since the epoch; raises as `day_of` does."""
+        return date.fromisoformat(self.day_of(datetime.fromtimestamp(now_seconds, UTC).strftime("%Y-%m-%dT%H")))
+
     def hour_of(self, hour: str) -> str:
         """Write an hour of UTC as one of the zone, with its offset; raises as `day_of` does."""
         local = self._local(hour)

@@ -1,4 +1,4 @@
-"""The ledger as a flat table, by day or hour, brand, affiliate and media; and where dead letters belong in it."""
+"""The ledger as a flat table, by time, brand, affiliate and media; and where dead letters belong in it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from shipper.state.affiliates import CountedAs
 from shipper.state.ledger import LedgerRow
 from shipper.state.letters import Content
 
-By = Literal["day", "hour"]
+By = Literal["hour", "day", "month", "brand", "affiliate", "media"]
 
-_NAMES: Final = ("brand_id", "affiliate_id", "media")
+_NAMED: Final = (Column("brand_id", "integer"), Column("affiliate_id", "text"), Column("media", "text"))
+_NAMES: Final = tuple(column.name for column in _NAMED)
 _COUNTS: Final = ("accepted", "duplicates", "dead_letters")
 
 
@@ -49,20 +50,31 @@ def ledger_table(
     Args:
         dead_letters: By where the ledger would count them.
         days: Of which time zone.
+        by: A line per hour, day or month has brand, affiliate and media beside it; one per brand, affiliate or media
+            has the counts of all times.
         only: Days of that zone; None = all.
     Returns:
-        In the order of time, brand, affiliate and media. The first column is called `day` or `hour`.
+        In the order of time, brand, affiliate and media.
     Raises:
         ConfigError: The zone is not a whole number of hours apart from UTC.
     """
-    found: dict[tuple[str, LedgerKey], LedgerCounts] = {}
+    columns = _columns(by)
+    found: dict[tuple[str, tuple[Any, ...]], LedgerCounts] = {}
 
     def add(key: LedgerKey, counts: LedgerCounts) -> None:
-        day = days.day_of(key[0])
+        hour, *names = key
+        day = days.day_of(hour)
         if only is None or only.start.isoformat() <= day <= only.end.isoformat():
-            place = (
-                (day, ("", *key[1:])) if by == "day" else (days.hour_of(key[0]), key)
-            )  # by the hour of UTC, in order
+            values = dict(zip(_NAMES, names, strict=True))
+            match by:
+                case "hour":
+                    values["hour"] = days.hour_of(hour)
+                case "day":
+                    values["day"] = day
+                case "month":
+                    values["month"] = day[:7]
+            # By the hour of UTC, in order: where clocks are set back, the hours of the zone are not.
+            place = hour if by == "hour" else "", tuple(values[column.name] for column in columns)
             found[place] = found.get(place, LedgerCounts()).plus(counts)
 
     for row in ledger:
@@ -70,14 +82,15 @@ def ledger_table(
         add(key, LedgerCounts(accepted=row.accepted, duplicates=row.duplicates))
     for key, count in dead_letters.items():
         add(key, LedgerCounts(dead_letters=count))
-    columns = (
-        Column(by, "text"),
-        Column("brand_id", "integer"),
-        *(Column(name, "text") for name in _NAMES[1:]),
-        *(Column(name, "integer") for name in _COUNTS),
-    )
-    ordered = sorted(found, key=lambda place: (place[1][0], place) if by == "hour" else ("", place))
-    return FlatTable("ledger", columns, [(place[0], *place[1][1:], *found[place]) for place in ordered])
+    counts = [Column(name, "integer") for name in _COUNTS]
+    return FlatTable("ledger", (*columns, *counts), [(*place[1], *found[place]) for place in sorted(found)])
+
+
+def _columns(by: By) -> list[Column]:
+    """List what a line is of."""
+    if by in ("brand", "affiliate", "media"):
+        return [column for column in _NAMED if column.name.removesuffix("_id") == by]
+    return [Column(by, "text"), *_NAMED]
 
 
 def totals_of(table: FlatTable) -> dict[str, int]:

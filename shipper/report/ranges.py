@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from calendar import monthrange
-from datetime import date, timedelta
-from typing import Literal, NamedTuple, assert_never
+from datetime import date, datetime, timedelta
+from typing import Final, Literal, NamedTuple, assert_never
 
 from shipper.model.errors import ReportError
 
@@ -19,6 +20,35 @@ class DateRange(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.start) if self.start == self.end else f"{self.start} to {self.end}"
+
+
+PERIOD_WORDS: Final = ("today", "yesterday", "this-month", "last-month")
+
+
+def period_of(word: str, today: date) -> DateRange | None:
+    """
+    Read a period: a day, `YYYY-MM-DD`, a month, `YYYY-MM`, or one of `PERIOD_WORDS`; None if it is none of these.
+
+    Args:
+        today: What the words count from. This month ends today.
+    """
+    yesterday = today - timedelta(days=1)
+    match word:
+        case "today":
+            return DateRange(today, today)
+        case "yesterday":
+            return DateRange(yesterday, yesterday)
+        case "this-month":
+            return DateRange(today.replace(day=1), today)
+        case "last-month":
+            last = today.replace(day=1) - timedelta(days=1)
+            return DateRange(last.replace(day=1), last)
+    is_month = re.fullmatch(r"\d{4}-\d\d?", word, re.ASCII) is not None
+    try:
+        start = datetime.strptime(f"{word}-01" if is_month else word, "%Y-%m-%d").date()
+    except ValueError:
+        return None
+    return DateRange(start, _last_day(start, date.max, "month") if is_month else start)
 
 
 def check_order(start: date, end: date) -> None:

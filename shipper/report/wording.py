@@ -75,7 +75,7 @@ def period(period: wire.ReportingPeriod) -> str:
     if days is None:
         return f"{clean(period.start)} to {clean(period.end)}"
     first, last = days
-    if _is_whole_month(first, last):
+    if is_whole_month(first, last):
         return f"{_MONTHS[first.month - 1]} {first.year}"
     end = f"{last.day} {_MONTHS[last.month - 1]} {last.year}"
     if first == last:
@@ -93,7 +93,7 @@ def short_period(period: wire.ReportingPeriod) -> str:
         return clean(period.start)
     first, last = days
     month = _MONTHS[last.month - 1][:3]
-    if _is_whole_month(first, last):
+    if is_whole_month(first, last):
         return f"{month} {last.year}"
     if first == last:
         return f"{last.day} {month}"
@@ -124,5 +124,6 @@ def days_of(period: wire.ReportingPeriod) -> tuple[date, date] | None:
     return start.date(), end.date()
 
 
-def _is_whole_month(first: date, last: date) -> bool:
+def is_whole_month(first: date, last: date) -> bool:
+    """Return whether these are the first and the last day of a month."""
     return first == last.replace(day=1) and last.day == monthrange(last.year, last.month)[1]

@@ -236,6 +236,18 @@ def test_ledger_puts_days_of_a_zone_together(booked: tuple[Shipper, Service], oc
     assert sum(json.loads(line)["accepted"] for line in by_hour) == EVENTS
     table = show(shipper, "ledger", *OCTOBER).stdout
     assert f"{EVENTS:,}" in table.splitlines()[-3]
+    assert show(shipper, "ledger", "2025-10").stdout == table
+    by_brand = json.loads(show(shipper, "ledger", "2025-10", "--by", "brand", "--format", "json").stdout)["rows"]
+    of_brands: Counter[int] = Counter()
+    for (_, brand, _), count in by_day(october).items():
+        of_brands[brand] += count
+    assert {row["brand_id"]: row["accepted"] for row in by_brand} == of_brands
+    openpyxl = pytest.importorskip("openpyxl")
+    arguments = ("--by", "media", "--format", "xlsx", "-o", "media.xlsx")
+    assert show(shipper, "ledger", "2025-10", *arguments).returncode == 0
+    sheet = openpyxl.load_workbook(shipper.folder / "media.xlsx").active
+    assert [cell.value for cell in sheet[1]] == ["media", "accepted", "duplicates", "dead_letters"]
+    assert sum(row[1] for row in sheet.iter_rows(min_row=2, values_only=True)) == EVENTS
 
 
 def test_ledger_says_what_it_cannot_do(shipper: Shipper, booked: tuple[Shipper, Service]):
@@ -244,7 +256,7 @@ def test_ledger_says_what_it_cannot_do(shipper: Shipper, booked: tuple[Shipper, 
     for arguments, words in {
         ("--timezone", "Asia/Kolkata"): "keeps its counts by whole hours of UTC",
         ("--timezone", "Mars/Olympus"): "not a known time zone",
-        ("2025-10-01",): "both START and END",
+        ("2025-13",): "'2025-13' is not a date or a period",
         ("2025-10-02", "2025-10-01"): "is after END",
     }.items():
         result = show(shipper, "ledger", *arguments)
@@ -403,4 +415,4 @@ def test_without_a_report_there_is_nothing_to_compare(booked: tuple[Shipper, Ser
     result = reconcile(shipper, "--timezone", "Asia/Kolkata")
     assert (result.returncode, result.stdout) == (2, "")
     assert "whole hours of UTC" in result.stderr
-    assert reconcile(shipper, days=("2025-10-02", "2025-10-01")).returncode == 1
+    assert reconcile(shipper, days=("2025-10-02", "2025-10-01")).returncode == 2

@@ -24,7 +24,7 @@ from shipper.config.settings import RecordsSettings
 from shipper.model.errors import ConfigError, StateError
 from shipper.model.records import Checkpoint, LedgerKey, Stream
 from shipper.report.days import OFFSETS, days_of_offset, days_of_zone, zone_of_offset
-from shipper.report.ledger_table import attribute, ledger_table, totals_of
+from shipper.report.ledger_table import By, attribute, ledger_table, totals_of
 from shipper.report.ranges import DateRange
 from shipper.state.affiliates import CountedAs, counted_as, read_key
 from shipper.state.ledger import LedgerRow, read_ledger
@@ -332,6 +332,23 @@ def test_hours_become_days_of_a_zone_within_a_range():
     by_hour = ledger_table(rows, {}, days=malta, by="hour", only=only)
     assert [row[0] for row in by_hour.rows] == ["2026-10-02T00+02:00", "2026-10-02T02+02:00"]
     assert by_hour.columns[0].name == "hour"
+    by_month = ledger_table(rows, {KEY: 4}, days=malta, by="month", only=None)
+    assert by_month.rows == [("2026-10", 11, "", "50121", 5, 1, 4), ("2026-10", 12, "70012", "50234", 5, 0, 0)]
+
+
+@each(
+    ("by", "names", "rows"),
+    [
+        ("brand", "brand_id", [(11, 5, 1, 4), (12, 5, 0, 0)]),
+        ("affiliate", "affiliate_id", [("", 5, 1, 4), ("70012", 5, 0, 0)]),
+        ("media", "media", [("50121", 5, 1, 4), ("50234", 5, 0, 0)]),
+    ],
+)
+def test_ledger_by_brand_affiliate_or_media_adds_all_times(by: By, names: str, rows: list[tuple[object, ...]]):
+    ledger = [LedgerRow(*KEY, 3, 1), LedgerRow("2026-10-01T21", *KEY[1:], 2, 0), LedgerRow(*OTHER, 5, 0)]
+    table = ledger_table(ledger, {KEY: 4}, days=days_of_zone("UTC"), by=by, only=None)
+    assert [column.name for column in table.columns] == [names, "accepted", "duplicates", "dead_letters"]
+    assert table.rows == rows
 
 
 @given(st.lists(st.tuples(st.integers(0, 71), st.integers(1, 9)), max_size=40), st.sampled_from(OFFSETS))
@@ -340,7 +357,7 @@ def test_no_count_is_lost_between_hours_and_days(counts: list[tuple[int, int]], 
         LedgerRow(f"2026-10-{1 + hour // 24:02}T{hour % 24:02}", 11, "", "1", count, 0)
         for hour, count in Counter(dict(counts)).items()
     ]
-    for by in ("day", "hour"):
+    for by in ("hour", "day", "month"):
         table = ledger_table(rows, {}, days=days_of_offset(hours), by=by, only=None)
         assert totals_of(table)["accepted"] == sum(row.accepted for row in rows)
         assert [row[0] for row in table.rows] == sorted({str(row[0]) for row in table.rows})

@@ -38,7 +38,8 @@ SENSELESS = [
     (["1001", *OCTOBER, "--output", "."], "is a directory"),
     (["1001", *OCTOBER, "--output", "no/such/file"], "there is no directory"),
     (["1001", *OCTOBER, "--accounts-file", "none.txt"], "none.txt: cannot be read as a list of accounts"),
-    (["history", "1001", "2026-10-01"], "give START and END, or neither"),
+    (["history", "1001", "2026-13"], "'2026-13' is not a date or a period"),
+    (["diff", "1001", "last-week"], "'last-week' is not a date or a period"),
     (["watch", "1001", *OCTOBER, "--interval", "0"], "interval"),
     (["watch", "1001", *OCTOBER, "--on-change", "no-such-program"], "there is no command 'no-such-program'"),
     (["watch", "1001", *OCTOBER, "--on-change", "'"], "is not a command"),
@@ -62,7 +63,7 @@ def test_what_makes_no_sense_is_refused(
 
 def test_help_of_the_plain_form_names_the_verbs():
     text = CliRunner().invoke(command_line(), ["report", "-h"], prog_name="shipper").stdout
-    assert text.startswith("Usage: shipper report [OPTIONS] [ACCOUNT] START END\n")
+    assert text.startswith("Usage: shipper report [OPTIONS] [ACCOUNT] START [END]\n")
     for verb in ("fetch", "history", "diff", "watch"):
         assert f"`{verb}`" in text or f"`shipper report {verb}`" in text
         help_of_verb = CliRunner().invoke(command_line(), ["report", verb, "--help"], prog_name="shipper").stdout
@@ -85,6 +86,16 @@ def test_accounts_of_standard_input_may_begin_with_a_byte_order_mark(monkeypatch
 
 def test_day_needs_no_zero_in_front():
     assert selected(["9", "2026-1-5", "2026-1-9"], None, "", "none")[0].days == (date(2026, 1, 5), date(2026, 1, 9))
+
+
+@each("words", [["9", "2026-02"], ["9", "2026-02-01", "2026-02-28"], ["9", "2026-02", "2026-02"]])
+def test_period_stands_for_its_days(words: list[str]):
+    (part,) = selected(words, None, "", "none")
+    assert part == (9, (date(2026, 2, 1), date(2026, 2, 28)))
+
+
+def test_period_needs_no_account_before_it():
+    assert selected(["2026-02"], ["9"], "", "none")[0].days == (date(2026, 2, 1), date(2026, 2, 28))
 
 
 @pytest.mark.parametrize(("text", "words"), [("", "has no account numbers"), ("# 7", "has no"), ("7\n7 8", "2: '7 8'")])

@@ -21,6 +21,11 @@ FEBRUARY = {"start": "2026-02-01", "end": "2026-02-28"}
 WORDS = re.compile(r"<style>.*?</style>|<[^>]*>", re.DOTALL)
 
 
+def tile(page: str, name: str) -> str:
+    """Cut one of the key figures out of a page."""
+    return page.partition(f'id="key-{name}"')[2].partition('class="tile"')[0]
+
+
 def words(page: str) -> str:
     """Read what a reader reads."""
     return " ".join(WORDS.sub(" ", page).split())
@@ -105,6 +110,14 @@ def test_key_figures_tell_the_change_since_the_period_before():
     assert f"{minus}23.8 %, {minus}9.50 of which adjustments 0.50 all 2 periods {minus}89.50" in text
 
 
+def test_key_figures_of_unequal_periods_are_not_compared():
+    early, late = report(brand(entry())), report(brand(entry(fees=pair("-50"))), start="2026-02-01", end="2026-02-09")
+    page = render_page([fetched(early), fetched(late)])
+    assert "Not compared with January 2026, which has 31 days and not 9; only the balance is." in words(page)
+    assert 'class="change"' not in tile(page, "fees")
+    assert 'class="change"' in tile(page, "outgoing_balance")
+
+
 def test_money_of_two_currencies_stands_side_by_side():
     text = words(render_page([fetched(report(brand(entry(1), entry(2, reporting_currency="Krona"))))]))
     assert "CPA 180.00 Euro 180.00 Krona" in text
@@ -154,9 +167,6 @@ def test_money_of_months_in_different_currencies_is_neither_added_nor_compared(s
         render_page([fetched(report(sources)), fetched(replace(february, reporting_currency=name))])
         for name in ("EUR", "Swedish Krona")
     )
-
-    def tile(page: str, name: str) -> str:
-        return page.partition(f'id="key-{name}"')[2].partition('class="tile"')[0]
 
     for page in (same, other):
         assert "unchanged" in tile(page, "clicks")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shipper.model.errors import ReportError
 from shipper.report.client import report_path
-from shipper.report.ranges import DateRange, check_order, split_range
+from shipper.report.ranges import DateRange, check_order, period_of, split_range
 from tests.cases import each
 
 JAN_1, JAN_31 = date(2026, 1, 1), date(2026, 1, 31)
@@ -70,3 +70,27 @@ def test_range_that_ends_before_it_starts_is_refused_with_both_days(call):
 def test_path_names_account_and_days():
     assert report_path(1001, JAN_1, JAN_31) == "/dpm/v1/dar/1001/2026-01-01/2026-01-31"
     assert report_path(1001, JAN_1, JAN_1) == "/dpm/v1/dar/1001/2026-01-01/2026-01-01"
+
+
+@each(
+    ("word", "found"),
+    [
+        ("today", "2026-03-01"),
+        ("yesterday", "2026-02-28"),
+        ("this-month", "2026-03-01"),
+        ("last-month", "2026-02-01 to 2026-02-28"),
+        ("2026-02", "2026-02-01 to 2026-02-28"),
+        ("2024-2", "2024-02-01 to 2024-02-29"),
+        ("9999-12", "9999-12-01 to 9999-12-31"),
+        ("2026-10-31", "2026-10-31"),
+    ],
+)
+def test_period_is_read(word, found):
+    assert str(period_of(word, date(2026, 3, 1))) == found
+
+
+@each(
+    "word", ["", "2026", "2026-13", "0000-01", "2026-02-29", "last-week", "10.2026", "2026-1\N{ARABIC-INDIC DIGIT ONE}"]
+)
+def test_what_is_no_period_is_none(word):
+    assert period_of(word, date(2026, 3, 1)) is None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -16,32 +17,36 @@ from shipper.model.errors import SourceError
 
 if TYPE_CHECKING:
     from shipper.report.fetching import Part
-    from shipper.report.ranges import Split
+    from shipper.report.ranges import DateRange, Split
 
 _ACCOUNT_MAX: Final = 2**63 - 1
 _CONCURRENCY_MAX: Final = 64
-_DAYS: Final = ["%Y-%m-%d"]
+_PERIOD: Final = "yesterday, 2026-10, last-month, this-month, today or 2026-10-31"
 
 WordsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="[ACCOUNT] START END",
+        metavar="[ACCOUNT] START [END]",
         show_default=False,
-        help="The number of an affiliate account, and two days, YYYY-MM-DD, both included. Without ACCOUNT, the "
-        "accounts are those of --account and --accounts-file.",
+        help=f"The number of an affiliate account, and two days, YYYY-MM-DD, both included; or one period: {_PERIOD}. "
+        "Without ACCOUNT, the accounts are those of --account and --accounts-file.",
     ),
 ]
 AccountArgument = Annotated[
     int, typer.Argument(min=1, max=_ACCOUNT_MAX, metavar="ACCOUNT", help="The number of the affiliate account.")
 ]
-StartArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="START", help="The first day, YYYY-MM-DD.")]
-EndArgument = Annotated[datetime, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")]
+StartArgument = Annotated[
+    str, typer.Argument(metavar="START", help=f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}.")
+]
 OptionalStartArgument = Annotated[
-    datetime | None, typer.Argument(formats=_DAYS, metavar="START", help="The first day, YYYY-MM-DD.")
+    str,
+    typer.Argument(
+        metavar="START",
+        show_default="all days",
+        help=f"The first day, YYYY-MM-DD; or, without END, a period: {_PERIOD}.",
+    ),
 ]
-OptionalEndArgument = Annotated[
-    datetime | None, typer.Argument(formats=_DAYS, metavar="END", help="The last day, included.")
-]
+EndArgument = Annotated[str, typer.Argument(metavar="END", show_default=False, help="The last day, included.")]
 AccountsOption = Annotated[
     list[str] | None, typer.Option("--account", metavar="N", help="A further account; may be repeated.")
 ]
@@ -75,27 +80,53 @@ def selected(words: Sequence[str], accounts: Sequence[str] | None, accounts_file
     List the reports that a command line asks for.
 
     Args:
-        words: `[ACCOUNT] START END`.
+        words: `[ACCOUNT] START [END]`.
     Raises:
         typer.BadParameter: A word is none that belongs there, or no account is named.
         SourceError: The file of accounts cannot be read, or holds something else.
     """
     from shipper.report.fetching import parts_of
 
-    if not 2 <= len(words) <= 3:
+    has_account = len(words) > 2 or re.fullmatch("[0-9]+", words[0]) is not None
+    first, period = (words[:1], words[1:]) if has_account else ([], words)
+    if not 1 <= len(period) <= 2:
         raise typer.BadParameter(
-            "give ACCOUNT START END, such as 1001 2026-10-01 2026-10-31; or START END with --account or --accounts-file"
+            "give ACCOUNT START END, such as 1001 2026-10-01 2026-10-31; or a period, such as 1001 2026-10; "
+            "or the same without ACCOUNT, with --account or --accounts-file"
         )
-    *first, start, end = words
-    days = _day(start, "START"), _day(end, "END")
-    if days[0] > days[1]:
-        raise typer.BadParameter(f"START {days[0]} is after END {days[1]}")
+    days = days_between(period[0], "".join(period[1:]))
     wanted = [_account(word) for word in (*first, *(accounts or ()))]
     if accounts_file:
         wanted += _accounts_of(accounts_file)
     if not wanted:
-        raise typer.BadParameter("name an account: ACCOUNT before the two days, --account or --accounts-file")
+        raise typer.BadParameter("name an account: ACCOUNT before the period, --account or --accounts-file")
     return parts_of(wanted, *days, split)
+
+
+def days_between(start: str, end: str = "", today: date | None = None) -> DateRange:
+    """
+    Read START and END.
+
+    Args:
+        start: A day, or any period if `end` is empty.
+        today: None = that of UTC.
+    Raises:
+        typer.BadParameter: They are none, or in the wrong order.
+    """
+    from shipper.report.ranges import DateRange, period_of
+
+    today = datetime.fromtimestamp(time.time(), UTC).date() if today is None else today
+    named = ((start, "START"), (end or start, "END"))
+    first, last = (_found(period_of(word, today), word, name) for word, name in named)
+    if first.start > last.end:
+        raise typer.BadParameter(f"START {start} is after END {end}")
+    return DateRange(first.start, last.end)
+
+
+def _found(found: DateRange | None, word: str, name: str) -> DateRange:
+    if found is None:
+        raise typer.BadParameter(f"{word!r} is not a date or a period, such as {_PERIOD}", param_hint=name)
+    return found
 
 
 def tolerance_of(text: str) -> Decimal:
@@ -106,13 +137,6 @@ def tolerance_of(text: str) -> Decimal:
     if not amount.is_finite() or amount < 0:
         raise typer.BadParameter(f"{text!r} is not an amount, such as 0.01", param_hint="--tolerance")
     return amount
-
-
-def _day(word: str, name: str) -> date:
-    try:
-        return datetime.strptime(word, "%Y-%m-%d").date()
-    except ValueError:
-        raise typer.BadParameter(f"{word!r} is not a date, such as 2026-10-31", param_hint=name) from None
 
 
 def _account(word: str) -> int:

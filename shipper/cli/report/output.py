@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -22,6 +22,8 @@ from shipper.status.units import iso
 from shipper.system.files import replace_file
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Coverage
     from shipper.report.rows import Fetched
@@ -177,6 +179,16 @@ def _table(fetched: Sequence[Fetched], target: Path | None, coverage: Coverage) 
     has_colors = target is None and screen.is_terminal
     render_tables(fetched, Console(file=text, width=screen.width, force_terminal=has_colors), coverage)
     return text.getvalue().encode(screen.encoding if target is None else "utf-8", "replace")
+
+
+def printed(show: Callable[[Console], None], target: Path | None) -> bytes:
+    """Return what is printed to a console: to the terminal's, or, for a file, to one of 120 columns."""
+    from rich.console import Console
+
+    console = Console() if target is None else Console(file=io.StringIO(), width=120)
+    with console.capture() as captured:
+        show(console)
+    return captured.get().encode(console.encoding, "replace")
 
 
 def write(data: bytes, target: Path | None, *, form: str = "table") -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -35,7 +35,6 @@ from shipper.cli.report.options import (
     ChecksOption,
     ConcurrencyOption,
     EndArgument,
-    OptionalEndArgument,
     OptionalStartArgument,
     RequestRateOption,
     SplitOption,
@@ -43,11 +42,13 @@ from shipper.cli.report.options import (
     StrictOption,
     ToleranceOption,
     WordsArgument,
+    days_between,
     selected,
     tolerance_of,
 )
 from shipper.cli.report.output import write_lines
 from shipper.model.errors import ReportError
+from shipper.report.ranges import DateRange
 from shipper.status.units import iso
 
 if TYPE_CHECKING:
@@ -114,8 +115,8 @@ def fetch(
 @with_settings_options
 def history(
     account: AccountArgument,
-    start: OptionalStartArgument = None,
-    end: OptionalEndArgument = None,
+    start: OptionalStartArgument = "",
+    end: EndArgument = "",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -124,11 +125,10 @@ def history(
 
     Example: shipper report history 1001
     """
-    if (start is None) != (end is None):
-        raise typer.BadParameter("give START and END, or neither")
+    days = days_between(start, end) if start else DateRange(date.min, date.max)
     settings = prepare(options)
     with opened(settings) as kept:
-        versions = _versions(kept, account, start, end)
+        versions = kept.within(account, *days)
         table = _table(kept, versions)
     if versions:
         write_lines([table])
@@ -140,7 +140,7 @@ def history(
 def diff(
     account: AccountArgument,
     start: StartArgument,
-    end: EndArgument,
+    end: EndArgument = "",
     numbers: Annotated[
         tuple[int, int] | None,
         typer.Option("--versions", metavar="A B", help="Two version numbers of `history` (default: the latest two)."),
@@ -153,22 +153,19 @@ def diff(
 
     Example: shipper report diff 1001 2026-10-01 2026-10-31
     """
+    days = days_between(start, end)
     settings = prepare(options)
     with opened(settings) as kept:
-        versions = _versions(kept, account, start, end)
+        versions = kept.within(account, *days)
         if not versions:
             raise ReportError(
-                f"no report of account {account} within {start:%Y-%m-%d} and {end:%Y-%m-%d} is kept; "
+                f"no report of account {account} within {days.start} and {days.end} is kept; "
                 f"there are: shipper report history {account}"
             )
         pairs = [_chosen(versions, *numbers)] if numbers else _latest_pairs(versions)
         write_lines(_difference(kept, old, new) for old, new in pairs)
     if not pairs:
         say("nothing was restated")
-
-
-def _versions(history: History, account: int, start: datetime | None, end: datetime | None) -> list[Version]:
-    return history.within(account, start.date() if start else date.min, end.date() if end else date.max)
 
 
 def _chosen(versions: Sequence[Version], *numbers: int) -> tuple[Version, Version]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import date
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -26,7 +27,7 @@ from shipper.report.metrics import (
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, data, minus, section, sub, tag
 from shipper.report.rows import Fetched
-from shipper.report.wording import at_a_glance, clean, currency, days_of, period, with_sign
+from shipper.report.wording import at_a_glance, clean, currency, days_of, is_whole_month, period, with_sign
 
 _SHOWN: Final = (CLICKS, REGISTRATIONS, NEW_CUSTOMERS, NET_REVENUE, REV_SHARE, CPA, FEES)
 
@@ -53,12 +54,28 @@ def _compared(account: Account) -> str:
     figures = "Result and adjustment together, all brands."
     if not account.is_series:
         return figures
-    latest, previous = (item.report.reporting_period for item in account.periods[:-3:-1])
-    text = f"{figures} Compared with {period(previous)}"
-    lengths = [(last - first).days + 1 for first, last in filter(None, map(days_of, (latest, previous)))]
+    previous = period(account.periods[-2].report.reporting_period)
+    lengths = _lengths(account)
+    longer = ""
     if len(set(lengths)) == 2:
-        text += f", which has {lengths[1]} {'day' if lengths[1] == 1 else 'days'} and not {lengths[0]}"
-    return f"{text}."
+        longer = f", which has {lengths[1]} {'day' if lengths[1] == 1 else 'days'} and not {lengths[0]}"
+    if _is_comparable(account):
+        return f"{figures} Compared with {previous}{longer}."
+    return f"{figures} Not compared with {previous}{longer}; only the balance is."
+
+
+def _lengths(account: Account) -> list[int]:
+    """Count the days of the latest period and of the one before; fewer are known if one is not of whole days."""
+    return [(last - first).days + 1 for first, last in _latest_two(account)]
+
+
+def _is_comparable(account: Account) -> bool:
+    """Return whether the latest period is as long as the one before, or both are months."""
+    return len(set(_lengths(account))) < 2 or all(is_whole_month(*days) for days in _latest_two(account))
+
+
+def _latest_two(account: Account) -> list[tuple[date, date]]:
+    return list(filter(None, (days_of(item.report.reporting_period) for item in account.periods[:-3:-1])))
 
 
 def _metric_tile(account: Account, metric: Metric) -> Html:
@@ -75,7 +92,11 @@ def _metric_tile(account: Account, metric: Metric) -> Html:
         everything = added(metric, [entry for item in account.periods for entry in account.entries(item)]).total
         notes.append(_note(account.covered or f"all {len(account.periods)} periods", metric, everything))
     is_one = all(len(found) == 1 and found[0].unit == values[0].unit for found in history) if values else False
-    totals = [found[0].figure.total for found in history] if is_one and may_compare and not is_bound else []
+    totals = (
+        [found[0].figure.total for found in history]
+        if is_one and may_compare and not is_bound and _is_comparable(account)
+        else []
+    )
     return _tile(metric, metric.title, values, totals, notes, is_bound=is_bound)
 
 
