@@ -39,7 +39,7 @@ native: ## build the native part where there is cargo; shipper does the same wit
 		echo "make: the native part could not be built, see $(VENV)/native.log; shipper runs without it"; \
 	fi
 
-demo: setup ## ship 10,000 sample events to a sandbox in the same process and show the report
+demo: setup ## ship 10,000 sample events to a sandbox in the same process and show totals of the report
 	$(BIN)/shipper demo
 
 # Bytecode is written even where the environment forbids it: each process would compile all tests anew.
