@@ -189,7 +189,7 @@ def test_a_signal_while_it_starts_leaves_no_traceback_and_loses_nothing(
 ):
     file = shipper.folder / "events.ndjson"
     file.write_bytes(b"".join(sample.lines[:2000]))
-    for number in [signal.SIGTERM, signal.SIGINT] * 2:
+    for number in (signal.SIGTERM, signal.SIGINT):
         (shipper.state / "lock").unlink(missing_ok=True)
         running = shipper.start("backfill", file, settings={"batch.max_events": 10}, fresh=True)
         running.wait_until((shipper.state / "lock").exists, "it begins")

@@ -288,7 +288,7 @@ def test_file_that_cannot_be_written_is_told(reporter: Reporter):
 # What goes wrong
 
 
-NO_REPORTS = [
+NO_REPORTS: list[tuple[Reply, str]] = [
     (refusal(403), "the service denied access"),
     (refusal(404), "the service does not know the account"),
     (refusal(500), "the service answered 500"),
@@ -297,7 +297,7 @@ NO_REPORTS = [
     (ok(b'{"id":'), "the answer is not JSON"),
     (ok(b'{"brands":[]}'), "the answer is not a daily report"),
     (ok(of_month(10)), "the report is of account 1001"),
-    (ok(b"[" + b" " * (64 << 20) + b"]"), "the report is larger than 64 MiB"),
+    (lambda connection: connection.sendall(ok(b"[" + b" " * (64 << 20) + b"]")), "the report is larger than 64 MiB"),
 ]
 
 
