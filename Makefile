@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup native kafka demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -38,6 +38,11 @@ native: ## build the native part where there is cargo; shipper does the same wit
 	} >$(VENV)/native.log 2>&1; then \
 		echo "make: the native part could not be built, see $(VENV)/native.log; shipper runs without it"; \
 	fi
+
+# The broker that the tests start; where it is missing, they are skipped.
+kafka: ## fetch the jars of Apache Kafka into .kafka, for the tests that need a broker (Java 17, Maven)
+	mvn --quiet --batch-mode -f tests/e2e/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka -DincludeScope=runtime
+	cd .kafka && sha256sum --quiet --check ../tests/e2e/kafka/jars.sha256
 
 demo: setup ## ship 10,000 sample events to a sandbox in the same process and show totals of the report
 	$(BIN)/shipper demo
@@ -101,4 +106,4 @@ lock: setup ## update requirements.lock: newest versions, hashes, no index addre
 all: check test ## check and test
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) native/target .bench .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) native/target .bench .kafka .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

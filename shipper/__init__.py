@@ -14,6 +14,7 @@ Where to look; imports go down this list only, and the packages of one line do n
     cli, library                           the commands; `Shipper`; the only code that reads the wall clock
     pipeline, check                        the stages, wired and stopped; the network checks of `shipper check`
     status                                 a snapshot of the run; its wording, logs, metrics, probes and page
+    kafka                                  a member of a consumer group: its source, and its store in the brokers
     report                                 the daily report, fetched through delivery, compared with the state's ledger
     sources, delivery, state, sandbox      the stages, and the service on loopback
     codec                                  rules, fast and slow path

@@ -75,6 +75,10 @@ impl PyWindow {
     fn forget(&mut self, key: &[u8]) {
         keys_in(key).for_each(|key| self.window.forget(key));
     }
+
+    fn drop(&mut self, keys: &[u8]) {
+        keys_in(keys).for_each(|key| self.window.drop_key(key));
+    }
 }
 
 /// The ordinary lines of a chunk.

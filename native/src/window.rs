@@ -220,4 +220,13 @@ impl Window {
             }
         }
     }
+
+    /// Forget a key, whether it is unsettled or accepted.
+    pub fn drop_key(&mut self, key: u128) {
+        self.stuck.remove(&key);
+        // What was remembered may stand more than once.
+        while let Some(place) = self.find(key) {
+            self.states[place] = VOID;
+        }
+    }
 }

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -24,7 +25,7 @@ from shipper.cli.common import (
 )
 from shipper.config.load import Written
 from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
-from shipper.config.settings import EndpointSettings, Settings, require_endpoint, settings_from
+from shipper.config.settings import EndpointSettings, KafkaSettings, Settings, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.system.permissions import obstacle, whose
 
@@ -49,6 +50,10 @@ def check(
         int | None,
         typer.Option("--account", min=1, metavar="N", help="The account whose report of yesterday is requested."),
     ] = None,
+    create_topics: Annotated[
+        bool,
+        typer.Option("--create-topics", help="With input.kafka: make the topics that it writes, if they are missing."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON document.")] = False,
     *,
     options: SettingsOptions,
@@ -61,12 +66,17 @@ def check(
 
     Example: shipper check --online
     """
+    if create_topics and not online:
+        raise typer.BadParameter("--create-topics needs --online")
     findings = _Findings(is_json=json)
     with reader_may_leave():
         settings = _settings(findings, options)
         if settings is not None:
-            _check_state(settings, findings)
-            _check_input(settings, findings)
+            if settings.input.kafka is None:
+                _check_state(settings, findings)
+                _check_input(settings, findings)
+            else:
+                _check_group(settings, settings.input.kafka, findings, is_online=online, creates=create_topics)
             run_async(lambda: _check_endpoints(settings, findings, only=only, is_online=online, account=account))
         findings.finish()
     raise typer.Exit(findings.exit_code)
@@ -218,6 +228,30 @@ def _check_input(settings: Settings, findings: _Findings) -> None:
         findings.add("note", name, "is empty; `shipper run` needs it, `pipe` and `backfill` do not")
     elif found:
         findings.add("ok", name, f"{len(found):,} files match")
+
+
+# Brokers -------------------------------------------------------------------------------------------------------------
+
+
+def _check_group(
+    settings: Settings, kafka: KafkaSettings, findings: _Findings, *, is_online: bool, creates: bool
+) -> None:
+    """Check what a member needs: the client, secrets, and with the brokers the topics and the rights."""
+    try:
+        from shipper.kafka.topics import Topics
+
+        topics = Topics(kafka, max_record_bytes=settings.input.max_record_bytes)
+    except ConfigError as error:
+        findings.add("fail", error.key, error.message)
+        return
+    findings.add("ok", "input.kafka", f"member of group {kafka.group_id}; no state directory is used")
+    if not is_online:
+        return
+    found = topics.create() if creates else iter(())
+    for each in chain(found, topics.findings(), topics.rights()):
+        findings.add("fail" if each.problem else "ok", f"kafka:{each.name}", each.problem or each.what)
+        if each.is_away:
+            return
 
 
 # Endpoints -----------------------------------------------------------------------------------------------------------

@@ -123,6 +123,23 @@ def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float |
     return settings
 
 
+def require_directory(settings: Settings) -> Settings:
+    """
+    Return settings whose state is in a directory.
+
+    Raises:
+        ConfigError: They are of a member of a consumer group, which keeps its state in the brokers.
+    """
+    kafka = settings.input.kafka
+    if kafka is not None:
+        raise ConfigError(
+            "this command needs a state directory, and a member of a consumer group has none: dead letters and counts "
+            f"are in the topics {kafka.letters} and {kafka.ledger}. For files, use settings without input.kafka",
+            key="input.kafka",
+        )
+    return settings
+
+
 def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
     """Set up the logs, and warn of secrets in the settings themselves where they are used."""
     import structlog  # commands that do not log start without it

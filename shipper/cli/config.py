@@ -90,7 +90,7 @@ def commented_settings() -> str:
     lines = [_HEAD]
     for section, keys in _by_section():
         # What has keys without defaults is all or nothing: of these, only the intake is needed.
-        mark = "#" if section == "report" or section.endswith(".oauth2") else ""
+        mark = "#" if section == "report" or section.endswith((".oauth2", ".kafka")) else ""
         lines += [f"# {_about(section)}", f"{mark}[{section}]"]
         for leaf in keys:
             mark = "" if leaf.key in _FIRST_STEPS else "#"

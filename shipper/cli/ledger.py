@@ -16,6 +16,7 @@ from shipper.cli.common import (
     confirm,
     prepare,
     reader_may_leave,
+    require_directory,
     say,
     several,
     with_settings_options,
@@ -82,7 +83,7 @@ def ledger(
     days = days_of_zone(timezone)
     only = days_between(start, end, days.today(time.time())) if start else None
     target = checked_target(output, form)
-    settings = prepare(options)
+    settings = require_directory(prepare(options))
     check_installed(form)
     if erase_affiliate is not None:
         if only is not None:

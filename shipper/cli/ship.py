@@ -17,6 +17,7 @@ from shipper.cli.common import (
     SettingsOptions,
     prepare,
     read_settings,
+    require_directory,
     set_up_logs,
     with_settings_options,
 )
@@ -42,22 +43,26 @@ def run(*, options: SettingsOptions) -> None:
     """
     Follow the files of input.include as they grow and rotate, until SIGTERM or Ctrl-C.
 
-    The first signal ends reading and delivers what was read within delivery.drain_timeout_seconds; a second one ends
-    at once. Nothing is lost either way. SIGHUP reads the settings again. Metrics, probes and a status page are served
-    at admin.listen.
+    With input.kafka, be a member of a consumer group instead, without a state directory. The first signal ends reading
+    and delivers what was read within delivery.drain_timeout_seconds; a second one ends at once. Nothing is lost either
+    way. SIGHUP reads the settings again. Metrics, probes and a status page are served at admin.listen.
 
     Example: shipper run --config /etc/shipper/shipper.toml
     """
 
     def read() -> Settings:
         settings = read_settings(options, needs="intake")
-        if not settings.input.include:
-            message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input]'
+        if not settings.input.include and settings.input.kafka is None:
+            message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input], or [input.kafka]'
             raise ConfigError(message, key="input.include")
         return settings
 
     settings = read()
     set_up_logs(settings)
+    if settings.input.kafka is not None:
+        from shipper.cli.member import ship_as_member
+
+        raise typer.Exit(ship_as_member(settings, read))
     followed: list[FollowedFiles] = []
 
     def source(state: OpenState) -> Source:
@@ -114,7 +119,7 @@ def pipe(
     """
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
-    settings = prepare(options, needs="intake", rate=rate)
+    settings = require_directory(prepare(options, needs="intake", rate=rate))
     check_listen_address(listen, key="--listen")
 
     def source(state: OpenState) -> Source:
@@ -139,7 +144,7 @@ def backfill(
     """
     from shipper.sources.completion import put_back_unfinished
 
-    settings = prepare(options, needs="intake", rate=rate)
+    settings = require_directory(prepare(options, needs="intake", rate=rate))
     check_listen_address(listen, key="--listen")
     put_back_unfinished(paths)
     files = named_files(paths, settings)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
 import typer
@@ -21,10 +21,13 @@ from shipper.model.records import shown
 from shipper.system.memory import keep_memory_released
 
 if TYPE_CHECKING:
+    from shipper.cli.showing import Showing
     from shipper.pipeline import Pipeline, Source, Summary
     from shipper.pipeline.opening import OpenState
+    from shipper.pipeline.settlement import StateStore
     from shipper.sources.once import FilesOnce, ReadBefore
     from shipper.sources.spool import Spool
+    from shipper.state.stuck import Place
     from shipper.status.board import Board
     from shipper.status.live import Live
 
@@ -58,20 +61,15 @@ def ship(
     Raises:
         StateInUseError: Another process holds the directory.
     """
-    import anyio
-    import structlog
-
     from shipper.cli.showing import showing
-    from shipper.pipeline import Pipeline, Reloading
     from shipper.pipeline.opening import opened_state
     from shipper.sources.joined import Joined
     from shipper.sources.once import FilesOnce
     from shipper.sources.spool import Spool
-    from shipper.status.logs import is_json
 
     with (
         opened_state(settings) as state,
-        showing(listen, state.directory, state.stuck, hosts=settings.admin.hosts) as shown,
+        showing(listen, state.directory, state.stuck, settings.admin) as shown,
     ):
         youngest_letter = state.store.letters.youngest_id()
         source = make_source(state)
@@ -79,51 +77,98 @@ def ship(
         if not isinstance(source, Spool) and state.has_spool:
             # An earlier `pipe` has left something; there may never be another one.
             source = Joined([spool_of(settings, state), source])
-
-        async def run_pipeline() -> tuple[Summary, dict[str, int]]:
-            notifier = shown.notifier
-            pipeline = Pipeline(
-                settings,
-                source,
-                state.store,
-                is_one_shot=is_one_shot,
-                wall_time=time.time,
-                rng=Random(),
-                command=command,
-                publish=shown.publish,
-                reloading=Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None,
-                suspects=state.stuck.suspects,
-            )
-            signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
-            async with anyio.create_task_group() as side:
-                side.start_soon(shown.file.keep_written)
-                side.start_soon(keep_memory_released)
-                if files is not None and sys.stderr.isatty():
-                    side.start_soon(_draw_progress, files, pipeline, shown.board)
-                summary = await pipeline.run(signals)
-                side.cancel_scope.cancel()
-            return summary, pipeline.dead_letter_reasons
-
-        summary, reasons = run_async(run_pipeline)
+        run = Run(command, settings, source, state.store, shown, is_one_shot=is_one_shot, reload=reload)
+        summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files))
         before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
         if before and youngest_letter and not summary.message:
             kept = state.store.letters.count_by_stream(youngest_letter)
             if left := sum(kept.get(each.stream.stream_id, 0) for each in before):
                 summary = msgspec.structs.replace(summary, message=_left_before(before, left))
-    if command == "run" and is_json(settings.log.format):
-        # Such a log holds nothing but JSON.
-        structlog.get_logger("cli").info("ended", **msgspec.structs.asdict(summary))
-        return summary.exit_code(is_one_shot=is_one_shot)
     if form == "json":
         with reader_may_leave():
             print_json(msgspec.json.encode(summary))
+    elif not has_logged_end(command, settings, summary):
+        say(in_words(summary, reasons, f"{settings.state.directory}/state.db"))
     else:
-        say(_in_words(summary, reasons, settings.state.directory))
+        return summary.exit_code(is_one_shot=is_one_shot)
     if summary.message:
         say(f"shipper: {printable(summary.message)}")
     elif before and not summary.read and form == "text":
         say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
     return summary.exit_code(is_one_shot=is_one_shot)
+
+
+class Run(NamedTuple):
+    """
+    One run of a pipeline, whatever its source and its store are.
+
+    Attributes:
+        reload: As for `ship`.
+    """
+
+    command: str
+    settings: Settings
+    source: Source
+    store: StateStore
+    shown: Showing
+    is_one_shot: bool = True
+    reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None
+
+    async def run(
+        self,
+        *,
+        suspects: Mapping[str, Sequence[Place]] | None = None,
+        files: FilesOnce | None = None,
+        attach: Callable[[Pipeline], AbstractAsyncContextManager[object]] = nullcontext,
+    ) -> tuple[Summary, dict[str, int]]:
+        """
+        Run it to its end.
+
+        Args:
+            files: Draw the progress of these on a terminal.
+            attach: Entered around the run, with the pipeline.
+        Returns:
+            The summary, and how many records broke which rule.
+        """
+        import anyio
+
+        from shipper.pipeline import Pipeline, Reloading
+
+        notifier, reload = self.shown.notifier, self.reload
+        pipeline = Pipeline(
+            self.settings,
+            self.source,
+            self.store,
+            is_one_shot=self.is_one_shot,
+            wall_time=time.time,
+            rng=Random(),
+            command=self.command,
+            publish=self.shown.publish,
+            reloading=Reloading(notifier.note_reload, notifier.note_reloaded, *reload) if reload else None,
+            suspects=suspects,
+        )
+        signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
+        async with anyio.create_task_group() as side:
+            side.start_soon(self.shown.keep_written)
+            side.start_soon(keep_memory_released)
+            if files is not None and sys.stderr.isatty():
+                side.start_soon(_draw_progress, files, pipeline, self.shown.board)
+            async with attach(pipeline):
+                summary = await pipeline.run(signals)
+            side.cancel_scope.cancel()
+        return summary, pipeline.dead_letter_reasons
+
+
+def has_logged_end(command: str, settings: Settings, summary: Summary, **more: object) -> bool:
+    """Log how a `run` ended if its log holds nothing but JSON; returns whether it was logged."""
+    import structlog
+
+    from shipper.status.logs import is_json
+
+    if command != "run" or not is_json(settings.log.format):
+        return False
+    structlog.get_logger("cli").info("ended", **msgspec.structs.asdict(summary), **more)
+    return True
 
 
 def spool_of(settings: Settings, state: OpenState, descriptor: int | None = None) -> Spool:
@@ -186,7 +231,8 @@ def _halt(live: Live | None) -> str:
 # Summary ----------------------------------------------------------------------------------------------------------
 
 
-def _in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
+def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
+    """Write a summary for a person; `place` is where the dead letters are."""
     rate = summary.accepted / summary.seconds if summary.seconds else 0.0
     lines = [
         f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
@@ -196,8 +242,8 @@ def _in_words(summary: Summary, reasons: dict[str, int], state: Path) -> str:
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))
         lines.append(
-            f"{summary.dead_lettered:,} refused and kept as dead letters in {state}/state.db: {by_rule}; "
-            "look at them with: shipper dead-letters list"
+            f"{summary.dead_lettered:,} refused and kept as dead letters in {place}: {by_rule}"
+            f"{'; look at them with: shipper dead-letters list' if place.endswith('.db') else ''}"
         )
     if summary.duplicates:
         lines.append(f"{summary.duplicates:,} skipped: their EventId was accepted before")

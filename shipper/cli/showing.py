@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,6 +15,7 @@ from shipper.status.systemd import Notifier
 from shipper.status.watch import Watch
 
 if TYPE_CHECKING:
+    from shipper.config.settings import AdminSettings
     from shipper.state.stuck import StuckPlaces
     from shipper.status.live import Live
 
@@ -24,39 +25,48 @@ class Showing(NamedTuple):
 
     board: Board
     notifier: Notifier
-    file: LiveFile
+    file: LiveFile | None
     watch: Watch
 
     def publish(self, live: Live) -> None:
         self.board.publish(live)
         self.notifier.note(live, stuck=self.watch.stuck)
-        self.file.note(live)
+        if self.file is not None:
+            self.file.note(live)
+
+    async def keep_written(self) -> None:
+        """Keep the snapshot in the state directory, where there is one, until this is cancelled."""
+        if self.file is not None:
+            await self.file.keep_written()
 
 
 @contextmanager
-def showing(listen: str, directory: Path, places: StuckPlaces, *, hosts: Iterable[str]) -> Iterator[Showing]:
+def showing(
+    listen: str, directory: Path | None, places: StuckPlaces | None, settings: AdminSettings
+) -> Iterator[Showing]:
     """
     Show what a pipeline publishes while this is entered, and whether it is stuck.
 
     Args:
         listen: The admin address; empty = none.
-        directory: The state directory.
+        directory: The state directory; None = there is none.
         places: Remember where it gets stuck.
-        hosts: Names that requests to it may call it by, beside the usual ones.
     Raises:
         ConfigError: The address cannot be had.
     """
     board = Board()
-    watch = Watch(board, limit_s=places.limit_s, now=time.monotonic, places=places)
-    shown = Showing(board, Notifier(os.environ, now=time.monotonic), LiveFile(directory), watch)
+    watch = Watch(board, limit_s=settings.stuck_seconds, now=time.monotonic, places=places)
+    file = None if directory is None else LiveFile(directory)
     with ExitStack() as stack:
-        stack.enter_context(places.watched())
+        if places is not None:
+            stack.enter_context(places.watched())
         stack.enter_context(watch.looking())
         if listen:
             from shipper.status.admin.server import serving
 
             stack.enter_context(
-                serving(listen, board, watch, directory, hosts=hosts, wall_time=time.time, now=time.monotonic)
+                serving(listen, board, watch, directory, hosts=settings.hosts, wall_time=time.time, now=time.monotonic)
             )
-        stack.callback(shown.file.write)
-        yield shown
+        if file is not None:
+            stack.callback(file.write)
+        yield Showing(board, Notifier(os.environ, now=time.monotonic), file, watch)

@@ -321,6 +321,13 @@ class DedupeWindow:
         if place is not None and self._states[place] == _UNSETTLED:
             self._states[place] = _VOID
 
+    def drop(self, keys: bytes) -> None:
+        """Forget keys, whether they are unsettled or accepted, as many as there are."""
+        for key in split_keys(keys):
+            self._stuck.discard(key)
+            while (place := self._find(key)) is not None:  # what was remembered may stand more than once
+                self._states[place] = _VOID
+
 
 def new_window(size: int) -> DedupeWindow:
     """Return a window; the native one, which has the same methods, if there is one."""

@@ -9,6 +9,7 @@ reads the layers, `shipper.config.secrets` the secrets. The sections can also be
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -22,8 +23,22 @@ from shipper.config.mapping import FIELDS, FieldSource, field_sources
 from shipper.config.secrets import LiteralSecret, Secret, SecretReference
 from shipper.model.errors import ConfigError
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
-from shipper.system.addresses import check_address, check_host_names, check_listen_address, checked_base_url
+from shipper.system.addresses import (
+    check_address,
+    check_host_names,
+    check_listen_address,
+    checked_base_url,
+    is_loopback,
+)
 
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+# What decides about positions, commits and membership; and what has a key of its own.
+_OWNED_PROPERTIES: Final = (
+    "bootstrap", "metadata.broker.list", "group.", "client.id", "enable.", "auto.", "isolation", "transaction",
+    "partition.assignment", "session.timeout", "security.protocol", "sasl.mechanism", "sasl.username", "sasl.oauth",
+    "ssl.ca", "ssl.certificate", "ssl.key.", "queued.max", "debug", "plugin", "acks", "request.required",
+)  # fmt: skip
+_SECRET_PROPERTY: Final = re.compile(r"password|secret|jaas|\.pem$")
 ENVELOPE_BYTES: Final = len(BODY_HEAD) + len(BODY_TAIL)
 
 RuleId = Literal[
@@ -146,6 +161,113 @@ class ReportSettings(EndpointSettings, frozen=True):
     ] = None
 
 
+class KafkaSettings(Section, frozen=True):
+    """A consumer group that is read instead of files; needs the extra `kafka`."""
+
+    brokers: Annotated[
+        tuple[str, ...], Meta(description="addresses to begin with, host:port", examples=[["kafka-1.example.com:9093"]])
+    ]
+    topics: Annotated[tuple[str, ...], Meta(description="names of the topics to read", examples=[["acquisitions"]])]
+    group_id: Annotated[
+        str,
+        Meta(min_length=1, description="name of the consumer group, the same for all members", examples=["shipper"]),
+    ]
+    group_instance_id: Annotated[
+        str, Meta(description="static membership: a name that only this member has; empty = none")
+    ] = ""
+    group_protocol: Annotated[
+        Literal["classic", "consumer"],
+        Meta(description="classic: cooperative-sticky; consumer: KIP-848, brokers from 4.0"),
+    ] = "classic"
+    session_timeout_seconds: Annotated[
+        float,
+        Meta(ge=0, le=1800, description="classic: a member is removed after so long without a sign of life; 0 = 45"),
+    ] = 0.0
+    revoke_wait_seconds: Annotated[
+        float, Meta(ge=0, le=60, description="how long records of a partition that is revoked may still settle")
+    ] = 5.0
+    start: Annotated[
+        Literal["beginning", "end", "stop"],
+        Meta(description="where a partition begins of which the group has no offset; stop: not at all"),
+    ] = "beginning"
+    on_gap: Annotated[
+        Literal["stop", "continue"],
+        Meta(description="stop reading a partition whose next records are gone, or continue behind them"),
+    ] = "stop"
+    tombstones: Annotated[
+        Literal["dead_letter", "skip"], Meta(description="what becomes of messages without a value")
+    ] = "dead_letter"
+    dead_letter_topic: Annotated[str, Meta(description="compacted topic; empty = group_id.dead-letters")] = ""
+    ledger_topic: Annotated[str, Meta(description="compacted topic; empty = group_id.ledger")] = ""
+    max_fetched_bytes: Annotated[
+        int, Meta(ge=1_048_576, le=1_073_741_824, description="memory for messages that were fetched and not read")
+    ] = 16_777_216
+    security: Annotated[Literal["tls", "plaintext"], Meta(description="how brokers are connected to")] = "tls"
+    allow_plaintext: Annotated[bool, Meta(description="allow plaintext to other hosts than this one")] = False
+    ca_bundle: Annotated[
+        Path | None,
+        Meta(description="certificates of trusted authorities, PEM", examples=["/etc/ssl/certs/kafka-ca.pem"]),
+    ] = None
+    client_certificate: Annotated[
+        Path | None, Meta(description="client certificate, PEM", examples=["/etc/shipper/kafka.pem"])
+    ] = None
+    client_key: Annotated[
+        Path | None, Meta(description="key of the client certificate, PEM", examples=["/etc/shipper/kafka.key"])
+    ] = None
+    sasl_mechanism: Annotated[
+        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="how to authenticate; empty = not")
+    ] = ""
+    username: Annotated[str, Meta(description="user for SASL")] = ""
+    password: Annotated[
+        Secret | None, Meta(description="password for SASL", examples=[{"file": "/run/secrets/kafka"}])
+    ] = None
+    client: Annotated[
+        dict[str, str | int | bool],
+        Meta(description="other properties of librdkafka, without secrets", examples=[{"client.rack": "eu-west-1a"}]),
+    ] = {}
+
+    def __post_init__(self) -> None:
+        for key in ("brokers", "topics"):
+            if not all(getattr(self, key)) or not getattr(self, key):
+                raise ConfigError("must name at least one, and no empty name", key=key)
+        if pattern := next((topic for topic in self.topics if not _TOPIC.fullmatch(topic)), ""):
+            raise ConfigError(f"{pattern!r} is not the name of a topic; patterns are not supported", key="topics")
+        self._check_security()
+        if self.group_protocol == "consumer" and self.session_timeout_seconds:
+            raise ConfigError(
+                'is for group_protocol = "classic"; with "consumer", the brokers decide', key="session_timeout_seconds"
+            )
+        for name in self.client:
+            if name.startswith(_OWNED_PROPERTIES):
+                raise ConfigError("is shipper's own business: remove it", key=f"client.{name}")
+            if _SECRET_PROPERTY.search(name):
+                raise ConfigError("would be a secret in the settings, which is not supported", key=f"client.{name}")
+
+    def _check_security(self) -> None:
+        remote = [each for each in self.brokers if not is_loopback(each.rpartition(":")[0].strip("[]"))]
+        if self.security == "plaintext" and remote and not self.allow_plaintext:
+            raise ConfigError(
+                f'"plaintext" would send records in clear text to {remote[0]}; use "tls", or, if the way there is '
+                "protected otherwise, set allow_plaintext = true",
+                key="security",
+            )
+        if (self.client_key is None) != (self.client_certificate is None):
+            raise ConfigError("needs both client_certificate and client_key", key="client_certificate")
+        has_all = bool(self.sasl_mechanism and self.username and self.password is not None)
+        if not has_all and (self.sasl_mechanism or self.username or self.password is not None):
+            raise ConfigError("needs username and password: set all three, or none", key="sasl_mechanism")
+
+    @property
+    def letters(self) -> str:
+        """The topic of the dead letters."""
+        return self.dead_letter_topic or f"{self.group_id}.dead-letters"
+
+    @property
+    def ledger(self) -> str:
+        """The topic of the ledger."""
+        return self.ledger_topic or f"{self.group_id}.ledger"
+
+
 class InputSettings(Section, frozen=True):
     """Which files are read, and how."""
 
@@ -178,6 +300,7 @@ class InputSettings(Section, frozen=True):
     completed_directory: Annotated[
         Path | None, Meta(description="where on_complete = move moves files", examples=["/var/log/app/shipped"])
     ] = None
+    kafka: Annotated[KafkaSettings | None, Meta(description="a consumer group to read instead of files")] = None
 
     def __post_init__(self) -> None:
         if not self.csv_delimiter.isascii() or self.csv_delimiter in {'"', "\r", "\n", "\0"}:
@@ -191,6 +314,8 @@ class InputSettings(Section, frozen=True):
                 'is missing: input.on_complete is "move"; write completed_directory = "/path" under [input]',
                 key="completed_directory",
             )
+        if self.kafka is not None and self.include:
+            raise ConfigError("cannot be combined with input.kafka; remove one of them", key="include")
 
 
 class RecordsSettings(Section, frozen=True):

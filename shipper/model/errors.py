@@ -50,7 +50,16 @@ class StateError(ShipperError):
 
 
 class StateUnwritableError(StateError):
-    """The state store cannot be written for now, such as on a full disk; it is tried again."""
+    """
+    The state store cannot be written for now, such as on a full disk; it is tried again.
+
+    Args:
+        reason: The pause that this is, a key of `pauses.ADVICE`.
+    """
+
+    def __init__(self, message: str, *, reason: str = "state_unwritable") -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class StateInUseError(StateError):

@@ -21,10 +21,11 @@ from msgspec import Struct
 from msgspec.json import Decoder
 
 from shipper.model.framing import LINES, Framing
+from shipper.model.group import GroupState
 
 # Of an event: the hour of its Timestamp (`YYYY-MM-DDThh`, UTC), BrandID, AffiliateID, the digits of its BTag.
 LedgerKey = tuple[str, int, str, str]
-StreamKind = Literal["file", "spool", "replay"]
+StreamKind = Literal["file", "spool", "replay", "kafka"]
 DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
 
 # So much of a stream before its checkpoint tells it from others: more than a whole record, as the ends of records are
@@ -87,6 +88,8 @@ class Stream(Struct, eq=False, kw_only=True):
             not known.
         mark: The end of its content at a look, and when that was: what `settled_until` becomes once it is passed.
         mistakes: By rule, how many records in a row were refused here right before the place where this process began.
+        is_ending: It goes to another process: no more of it is begun.
+        is_over: Another process may have it, so that nothing of it counts here any more.
     """
 
     stream_id: int
@@ -107,6 +110,8 @@ class Stream(Struct, eq=False, kw_only=True):
     settled_until: float | None = None
     mark: tuple[int, float | None] = (0, None)
     mistakes: dict[str, int] = {}
+    is_ending: bool = False
+    is_over: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
@@ -190,6 +195,7 @@ class Backlog(Struct, frozen=True, kw_only=True):
         unreadable: In words, which files cannot be read and why; not all of many.
         unreadable_count: Of all of those.
         is_known: Whether it was looked for inputs yet; until then, nothing of this is known.
+        group: Of a member of a consumer group.
     """
 
     lag_bytes: int = 0
@@ -200,6 +206,7 @@ class Backlog(Struct, frozen=True, kw_only=True):
     unreadable: Sequence[str] = ()
     unreadable_count: int = 0
     is_known: bool = True
+    group: GroupState | None = None
 
 
 class Chunk(Struct, frozen=True, kw_only=True, eq=False):

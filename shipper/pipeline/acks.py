@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Totals
+from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Stream, Totals
 from shipper.state.ledger import added
 
 # What lies in memory, estimated in bytes. Measured: 300 for a ledger key with its strings and its place in a dict,
@@ -95,13 +95,37 @@ class Acks:
             self._totals.dead_lettered += 1
             self.reasons[rejection.rule] = self.reasons.get(rejection.rule, 0) + 1
 
+    def has_open(self, streams: Iterable[Stream]) -> bool:
+        """Return whether a span of one of the streams is not settled, or lies behind one that is not."""
+        return any(stream.stream_id in self._open for stream in streams)
+
+    def abandon(self, stream: Stream) -> list[Span]:
+        """
+        Forget the open spans of a stream that is over: what of them is unsettled is no longer counted as read.
+
+        Returns:
+            The spans.
+        """
+        spans = self._open.pop(stream.stream_id, deque())
+        for span in spans:
+            self.open_spans -= 1
+            self.held_bytes -= weight(span)
+            self._totals.read -= span.unsettled
+            self._totals.pending -= span.unsettled
+            self._release(span)
+        return list(spans)
+
     def accept(self, batch: Batch) -> None:
         """Settle events that the service took."""
+        events = batch.events
         for span, ordinals in batch.parts:
+            if span.stream.is_over:
+                events -= len(ordinals)
+                continue
             span.accepted += len(ordinals)
             self._settle(span, len(ordinals))
-        self._totals.accepted += batch.events
-        self._totals.pending -= batch.events
+        self._totals.accepted += events
+        self._totals.pending -= events
 
     def reject(self, span: Span, rejection: Rejection, key: LedgerKey | None) -> None:
         """Settle an event that the service refuses for good; `key` is where the ledger counts it."""
@@ -155,9 +179,13 @@ class Acks:
     def _settle(self, span: Span, events: int) -> None:
         span.unsettled -= events
         assert span.unsettled >= 0
-        if span.unsettled or span.chunk is None:
+        if not span.unsettled:
+            self._release(span)
+
+    def _release(self, span: Span) -> None:
+        """Let go of the chunk: it is needed no more, and the span may have to wait long for those before it."""
+        if span.chunk is None:
             return
-        # The chunk is needed no more, and the span may have to wait long for those before it.
         chunk, span.chunk = span.chunk, None
         span.bounds, span.event_keys = NO_BOUNDS, b""
         users = self._chunks.pop(id(chunk)) - 1

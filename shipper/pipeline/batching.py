@@ -129,15 +129,17 @@ class Batcher:
 
     def release(self, event_id: str) -> bool:
         """Send the first event that waits for an EventId, as that was refused; returns whether there was one."""
-        waiting = self._waiting.get(event_id)
-        if waiting is None:
-            return False
-        event = waiting.popleft()
-        if not waiting:
-            del self._waiting[event_id]
-        if not self._take_one(event):
-            self._defer(event)
-        return True
+        waiting = self._waiting.pop(event_id, deque())
+        while waiting:
+            event = waiting.popleft()
+            if event.span.stream.is_over:
+                continue
+            if waiting:
+                self._waiting[event_id] = waiting
+            if not self._take_one(event):
+                self._defer(event)
+            return True
+        return False
 
     def drop(self, event_id: str) -> Iterable[Deferred]:
         """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""

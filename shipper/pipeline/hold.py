@@ -96,6 +96,10 @@ class Hold:
         self._settings = settings
         self._changed.set()
 
+    def look_again(self) -> None:
+        """Check again what is held back: the input may be another process's business now."""
+        self._changed.set()
+
     # Why -----------------------------------------------------------------------------------------------------------
 
     def unlike(self, stream: Stream, mistakes: Mistakes) -> Halt:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, Protocol
 
 import anyio
 import structlog
 from msgspec.structs import replace
 
+from shipper.model.group import Obstacle
 from shipper.model.records import Backlog, Totals
 from shipper.pipeline.settlement import Settlement
 from shipper.pipeline.stages import Stages
@@ -132,8 +133,9 @@ class Observer:
             oldest_unsettled_seconds=self._oldest_unsettled_s(now),
             unreachable_bytes=backlog.unreachable_bytes,
             last_accepted_at=wall_now if totals.accepted > self._live.accepted else self._live.last_accepted_at,
-            pauses=self._pauses(now, wall_now),
+            pauses=self._pauses(now, wall_now, backlog.group.obstacles if backlog.group else ()),
             commits=self._settlement.commits,
+            group=backlog.group and replace(backlog.group, handed_over=self._settlement.handed_over),
             reload_error=self.reload_error,
             restart_needed=self.restart_needed,
         )
@@ -149,15 +151,13 @@ class Observer:
         since = [each for each in (self._settlement.acks.oldest_at, self._settlement.full_since) if each is not None]
         return round(now - min(since), 3) if since else None
 
-    def _pauses(self, now: float, wall_now: float) -> list[Pause]:
+    def _pauses(self, now: float, wall_now: float, obstacles: Iterable[Obstacle]) -> list[Pause]:
         obstacle, since = self._settlement.obstacle, self._settlement.full_since
-        if since is None:
-            return []
-        return [
-            Pause(
-                obstacle.reason, obstacle.message, ADVICE.get(obstacle.reason, ""), round(wall_now - (now - since), 3)
-            )
-        ]
+        found = [Pause(each.reason, each.message, ADVICE[each.reason], each.since) for each in obstacles]
+        if since is not None and obstacle.reason not in {each.reason for each in found}:
+            advice = ADVICE.get(obstacle.reason, "")
+            found.append(Pause(obstacle.reason, obstacle.message, advice, round(wall_now - (now - since), 3)))
+        return found
 
 
 def _report(live: Live) -> None:

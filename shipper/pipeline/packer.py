@@ -132,7 +132,7 @@ class Packer:
             each for each in self._suspects.get(key, ()) if each.offset < chunk.end_offset and offset < each.end
         ]
         while offset < chunk.end_offset:
-            if not await self._has_room(batches_tx):
+            if not await self._has_room(batches_tx) or chunk.stream.is_ending:
                 return
             room_events = min(self._batcher.room_events, _SPAN_RECORDS_MAX, self._brake.room(chunk.stream))
             if suspects:
@@ -225,9 +225,8 @@ class Packer:
             if settlement.window.is_accepted(key):
                 for event in batcher.drop(event_id):
                     settlement.settle_duplicate(event.span, event.ordinal, event.line)
-            elif not settlement.window.is_unsettled(key):
+            elif not settlement.window.is_unsettled(key) and batcher.release(event_id):
                 settlement.window.admit(key)  # the others wait for the one that is sent now
-                batcher.release(event_id)
 
 
 def _events_per_batch(settings: Settings) -> int:

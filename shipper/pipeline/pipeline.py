@@ -28,14 +28,13 @@ from shipper.codec import new_window
 from shipper.config.settings import Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
-from shipper.model.records import Backlog, Checkpoint, Chunk, Totals, shown
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Totals, shown
 from shipper.model.version import __version__
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
-from shipper.pipeline.settlement import Settlement
+from shipper.pipeline.settlement import Settlement, StateStore
 from shipper.pipeline.stages import Stages
 from shipper.pipeline.summary import Outcome, Summary
-from shipper.state.store import Store
 from shipper.state.stuck import Place
 from shipper.status.live import Live
 from shipper.system.native import ENGINE
@@ -46,6 +45,7 @@ Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _CHUNK_BUFFER: Final = 2
 _STUCK_LOOK_S: Final = 0.05
+_HAND_OVER_LOOK_S: Final = 0.02
 _LAST_SAVE_LIMIT_S: Final = 30.0  # a disk that takes longer does not answer any more
 _READING_SHARE: Final = 0.8  # of the time for a drain; the rest is for what was read
 
@@ -91,7 +91,7 @@ class Pipeline:
         self,
         settings: Settings,
         source: Source,
-        store: Store,
+        store: StateStore,
         *,
         is_one_shot: bool,
         wall_time: Callable[[], float],
@@ -135,7 +135,7 @@ class Pipeline:
                 process_id=os.getpid(),
                 command=command,
                 destination=require_endpoint(settings, "intake").base_url,
-                state_directory=str(settings.state.directory),
+                state_directory="" if settings.input.kafka else str(settings.state.directory),
                 working_directory=_working_directory(),
                 phase="starting",
                 started_at=now,
@@ -157,6 +157,11 @@ class Pipeline:
     def totals(self) -> Totals:
         """What became of the records so far."""
         return self._observer.totals
+
+    @property
+    def handed_over(self) -> int:
+        """How many records were read that are the business of another process now."""
+        return self._settlement.handed_over
 
     @property
     def dead_letter_reasons(self) -> dict[str, int]:
@@ -282,6 +287,28 @@ class Pipeline:
                 break
             await anyio.sleep(_STUCK_LOOK_S)
         self.abort(cause="delivery pauses, and nothing is in flight")
+
+    async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None:
+        """
+        Let go of streams that another process is to have.
+
+        Args:
+            wait_s: How long what is in flight may still settle; not waited for while delivery pauses.
+            is_lost: They are another process's already, so that nothing of them may be saved.
+        """
+        for stream in streams:
+            stream.is_ending = True
+        self._stages.look_again()
+        try:
+            with anyio.move_on_after(0 if is_lost else wait_s):
+                while True:
+                    if not self._settlement.acks.has_open(streams) or self._stages.is_stuck:
+                        break
+                    await anyio.sleep(_HAND_OVER_LOOK_S)
+            if not is_lost:
+                await self._settlement.save()
+        finally:
+            await self._settlement.abandon(streams)
 
     async def _read_until_idle(self) -> None:
         """After a stop, go on reading until no new input arrives, or most of the drain's time is used."""

@@ -66,6 +66,8 @@ def reloaded(old: Settings, new: Settings) -> Reload:
         if before is not None and after is not None:
             names = _CHANGEABLE.get(section, ())
             changes = {name: getattr(after, name) for name in names}
+            if section == "input" and before.kafka is not None and after.kafka is not None:
+                changes["kafka"] = replace(before.kafka, on_gap=after.kafka.on_gap)
             settings = replace(settings, **{section: replace(before, **changes)})
         else:
             settings = replace(settings, **{section: before})

@@ -9,9 +9,9 @@ the checkpoints that are on disk. The packer waits here for room and for answers
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 import structlog
@@ -25,7 +25,7 @@ from shipper.model.errors import DeliveryGaveUpError, HeldBackError, StateError,
 from shipper.model.framing import CsvRows
 from shipper.model.records import Batch, Checkpoint, LedgerKey, Refusal, Rejection, Settled, Span, Stream, Totals
 from shipper.pipeline.acks import Acks, weight
-from shipper.state.store import Store
+from shipper.state.store import Saved
 
 log = structlog.get_logger("pipeline")
 
@@ -36,6 +36,18 @@ _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have r
 _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _DUPLICATES_TOLD: Final = 5
+
+
+class StateStore(Protocol):
+    """The `Store`, or the one of a consumer group in the brokers."""
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved: ...
+
+    def expire(self, before_s: float, now_s: float) -> int: ...
+
+    def expire_ledger(self, before_s: float, now_s: float) -> int: ...
+
+    def accepted_ids(self) -> Iterable[bytes]: ...
 
 
 class Obstacle(NamedTuple):
@@ -70,11 +82,12 @@ class Settlement:
         full_since: When something settled could not be saved first, on the event loop's clock; None = all can.
         commits: Transactions so far.
         settled_bytes: Saved so far, of all inputs.
+        handed_over: Records of streams that are over which were read and not settled.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: StateStore,
         settings: StateSettings,
         *,
         window: DedupeWindow,
@@ -97,6 +110,7 @@ class Settlement:
         self._ends_at = math.inf
         self._saving = anyio.CancelScope()
         self._is_stuck = False
+        self._turn = anyio.Lock()  # one save at a time, and none while streams are abandoned
         self._duplicates_told = 0
         self.window = window
         self.acks = Acks()
@@ -109,6 +123,7 @@ class Settlement:
         self.full_since: float | None = None
         self.commits = 0
         self.settled_bytes = 0
+        self.handed_over = 0
 
     def __repr__(self) -> str:
         return f"<Settlement {self.acks!r}>"
@@ -210,6 +225,8 @@ class Settlement:
 
     def settle_duplicate(self, span: Span, ordinal: int, line: bytes) -> None:
         """Settle an event, as it would have been sent, whose EventId was accepted meanwhile."""
+        if span.stream.is_over:
+            return
         event = event_in(line)
         assert span.chunk is not None
         self.note_duplicate(event.EventId, span.stream, span.chunk.start_offset + span.bounds_of(ordinal)[0])
@@ -226,7 +243,8 @@ class Settlement:
         if batch.parts[0][0].stream.kind == "replay":
             self._note_repeated(batch)
         for span, ordinals in batch.parts:
-            accept_events(self.window, span, ordinals)
+            if not span.stream.is_over:
+                accept_events(self.window, span, ordinals)
         self.acks.accept(batch)
 
     def _note_repeated(self, batch: Batch) -> None:
@@ -239,6 +257,8 @@ class Settlement:
     def _refuse(self, batch: Batch, refusal: Refusal) -> None:
         """Make a dead letter of the one event of a batch, as the record came."""
         ((span, (ordinal,)),), event = batch.parts, sent_event(batch)
+        if span.stream.is_over:
+            return
         assert span.chunk is not None
         start, end = span.bounds_of(ordinal)
         framing = span.stream.framing
@@ -306,6 +326,31 @@ class Settlement:
         """Set the deadline for saving, so that a hanging disk cannot block a stop."""
         self._ends_at = self._saving.deadline = deadline
 
+    async def abandon(self, streams: Sequence[Stream]) -> None:
+        """
+        Forget what is open or not saved of streams that go to another process; answers that come later are ignored.
+
+        Their EventIds are forgotten, too: should a stream come back, what nobody saved is no duplicate.
+        """
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                for stream in streams:
+                    stream.is_over = True
+                    for span in self.acks.abandon(stream):
+                        self.handed_over += span.unsettled
+                        self._drop(span.event_keys + span.keys)
+                for checkpoint in self._unsaved:
+                    if checkpoint.stream.is_over:
+                        self._unsaved_bytes -= weight(checkpoint)
+                        self._drop(checkpoint.keys)
+                self._unsaved = [each for each in self._unsaved if not each.stream.is_over]
+        self.answers += 1
+        self._tell_progress()
+
+    def _drop(self, keys: bytes) -> None:
+        if self.window.is_on:
+            self.window.drop(keys)
+
     async def save(self) -> None:
         """
         Save the gapless part. Shielded from cancellation: a started transaction must be finished and counted.
@@ -313,6 +358,10 @@ class Settlement:
         Raises:
             StateError: The state store cannot be written, or not in time.
         """
+        async with self._turn:
+            await self._save()
+
+    async def _save(self) -> None:
         taken = self.acks.take()
         self._unsaved += taken
         self._unsaved_bytes += sum(map(weight, taken))
@@ -329,7 +378,7 @@ class Settlement:
                     abandon_on_cancel=True,  # only the shield's own deadline comes here
                 )
             except StateUnwritableError as error:
-                self._note_obstacle(Obstacle("state_unwritable", str(error)))
+                self._note_obstacle(Obstacle(error.reason, str(error)))
                 return
             self.settled_bytes += sum(each.end_offset - each.start_offset for each in saved.done)
             self.commits += 1

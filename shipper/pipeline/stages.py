@@ -124,6 +124,10 @@ class Stages:
         """Whether delivery pauses, and no request is in flight whose answer could be waited for."""
         return bool(self._gate.reason) and not self._gate.in_flight
 
+    def look_again(self) -> None:
+        """Check again whether the input must be held back."""
+        self._hold.look_again()
+
     def hurry(self) -> None:
         """Skip backoffs."""
         self._gate.hurry()

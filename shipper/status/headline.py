@@ -79,7 +79,7 @@ def headline_of(seen: Snapshot) -> Headline:
         return Headline(state="busy", title="Starting" if live.phase == "starting" else "Looking for its inputs")
     if live.troubles:
         return _troubled(seen, live)
-    is_done = not live.lag_bytes and not live.pending
+    is_done = not live.behind and not live.pending
     return _delivered(seen, live.at if is_done else None) or _delivering(seen, live)
 
 
@@ -209,6 +209,8 @@ def _delivering(seen: Snapshot, live: Live) -> Headline:
         but = _exceptions(seen)
         detail = f", delivering {live.accepted_per_second:,.0f}/s{but}"
         return Headline(state="warn" if but or _unaccepted(seen) else "good", title=_UP_TO_DATE, detail=detail, sub=sub)
+    if live.group is not None:
+        return Headline(state="busy", title="Delivering", detail=f", {live.behind or 'nothing'} behind", sub=sub)
     percent = min(100, int(100 * live.settled_bytes / total)) if total else 100
     behind = f"{size(left)} behind" if total is None else f"{percent} % of {size(total)}"
     wait = f", about {span(left / rate)} to go" if rate > 0 else ""
@@ -218,7 +220,8 @@ def _delivering(seen: Snapshot, live: Live) -> Headline:
 def _waiting(live: Live) -> str:
     oldest = live.oldest_unsettled_seconds
     since = f", the oldest for {span(oldest)}" if live.pending and oldest is not None else ""
-    return f"{several(live.pending, 'record')} and {size(live.lag_bytes)} wait{since}."
+    also = "" if live.group is not None else f" and {size(live.lag_bytes)}"
+    return f"{several(live.pending, 'record')}{also} wait{since}."
 
 
 def _begun(words: str) -> str:

@@ -11,7 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from shipper.status.units import several
+from shipper.model.group import GroupState
+from shipper.status.units import several, size
 
 Phase = Literal["starting", "running", "draining", "stopped"]
 
@@ -70,6 +71,7 @@ class Live(Struct, frozen=True, kw_only=True):
         pauses: Empty while all is well.
         reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
         restart_needed: Settings that changed, and take effect at the next start.
+        group: Of a member of a consumer group; None = there is none.
     """
 
     version: str
@@ -118,6 +120,14 @@ class Live(Struct, frozen=True, kw_only=True):
     pauses: list[Pause] = []
     reload_error: str = ""
     restart_needed: list[str] = []
+    group: GroupState | None = None
+
+    @property
+    def behind(self) -> str:
+        """What is left to settle, in words: bytes, or records of a consumer group; empty if nothing is."""
+        if self.group is not None:
+            return several(self.group.lag_records, "record") if self.group.lag_records else ""
+        return size(self.lag_bytes) if self.lag_bytes else ""
 
     @property
     def troubles(self) -> list[str]:

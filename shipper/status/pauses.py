@@ -28,5 +28,8 @@ ADVICE: Final = {
     "systematic_rejection": "shipper dead-letters list shows what the service says; correct the mapping, or raise "
     "delivery.poison_limit",
     "dead_letters_full": "shipper dead-letters list, then purge or replay; or raise state.dead_letter_max_bytes",
+    "broker_unavailable": "the Kafka brokers or the network are down; there is nothing to do in shipper",
+    "broker_forbidden": "have the brokers' operator grant the named right; it is tried again automatically",
+    "input_gap": 'restore the records from a copy; or set input.kafka.on_gap = "continue" and reload (SIGHUP)',
     "state_unwritable": "make room on the disk of state.directory, or make it writable again",
 }

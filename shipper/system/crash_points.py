@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 CrashPoint = Literal[
     "save.begin",  # before the transaction that moves checkpoints
+    "save.written",  # of a transaction of the brokers: dead letters and counts are written, offsets are not
     "save.commit",  # at its end, not committed
     "save.done",  # committed, and nobody told
     "spool.append",  # before bytes of standard input are written

@@ -77,6 +77,34 @@ class Settling(RuleBasedStateMachine):
         key = next((key for key, count in span.ledger.items() if count), None)
         self.acks.repeat(span, key)
 
+    @rule(number=st.sampled_from([1, 2]))
+    def abandon(self, number: int) -> None:
+        """Another process gets the stream; what was sent of it may still be answered."""
+        before, stream = self.acks.totals.read, self.streams[number - 1]
+        stream.is_over = True
+        spans = self.acks.abandon(stream)
+        unsettled = sum(span.unsettled for span in spans)
+        late = [owing for owing in self.owed if owing[0].stream is stream]
+        assert unsettled == len(late) == before - self.acks.totals.read
+        self.owed = [owing for owing in self.owed if owing[0].stream is not stream]
+        if late:
+            self.acks.accept(Batch(number=1, body=b"", events=len(late), parts=late))
+        # What comes now under its number is a stream of its own.
+        self.spans[number], self.saved[number] = [], 0
+        self.handed = dict.fromkeys(self.handed, 0)
+        self.streams[number - 1] = Stream(stream_id=number, kind="file", path="x")
+        self.chunks[number] = self.chunk(number)
+        other = 3 - number
+        for span in self.spans[other]:
+            if span.end_offset <= self.saved[other]:
+                self.count(span)
+
+    def count(self, span: Span) -> None:
+        self.handed["read"] += span.records
+        self.handed["accepted"] += span.accepted
+        self.handed["duplicates"] += span.duplicates
+        self.handed["rejections"] += len(span.rejections)
+
     @rule()
     def take(self) -> None:
         for checkpoint in self.acks.take():

@@ -648,11 +648,12 @@ def test_init_writes_every_available_key_and_all_of_it_can_be_switched_on(app: t
     # Tokens come from one place, and a user goes with a password: what is left out is the other one of two.
     for left_out in (
         r"^(token|password|proxy_password) = .*$",
-        r"^\[\w+\.oauth2\]\n(#.*\n|\w+ = .*\n)*|^proxy_password = .*$",
+        r"^\[(\w+\.oauth2|input\.kafka)\]\n(#.*\n|\w+ = .*\n)*|^proxy_password = .*$",
     ):
         switched_on = load(re.sub(left_out, "", everything, flags=re.MULTILINE))
         assert switched_on.report is not None
         assert (switched_on.report.token is None) == (switched_on.report.oauth2 is not None)
+        assert (switched_on.input.kafka is None) == ("kafka" in left_out)
         assert switched_on.batch == BatchSettings()
     written = set(_keys_in(tomllib.loads(everything)))
     assert written == {leaf.key for leaf in leaves(Settings)}
@@ -660,7 +661,7 @@ def test_init_writes_every_available_key_and_all_of_it_can_be_switched_on(app: t
 
 def _keys_in(document: dict[str, object], prefix: str = "") -> Iterator[str]:
     for name, value in document.items():
-        is_section = not prefix or name == "oauth2"
+        is_section = not prefix or name in {"oauth2", "kafka"}
         yield from _keys_in(value, f"{prefix}{name}.") if is_section else [f"{prefix}{name}"]  # type: ignore[arg-type]
 
 
@@ -797,3 +798,37 @@ def test_the_schema_has_no_null_and_describes_every_key(schema: Any) -> None:
     assert "null" not in json.dumps(schema)
     for section in schema["$defs"].values():
         assert all("description" in key for key in section["properties"].values()), section["title"]
+
+
+# --- a consumer group ---
+
+KAFKA = {"brokers": '["k:9093"]', "topics": '["events"]', "group_id": "g"}
+
+
+@each(
+    ("changes", "words"),
+    [
+        ({"topics": "[]"}, "input.kafka.topics: must name at least one"),
+        ({"topics": '["events.*"]'}, "'events.*' is not the name of a topic; patterns are not supported"),
+        ({"security": "plaintext"}, 'input.kafka.security: "plaintext" would send records in clear text to k:9093'),
+        ({"sasl_mechanism": "PLAIN"}, "input.kafka.sasl_mechanism: needs username and password"),
+        (
+            {"group_protocol": "consumer", "session_timeout_seconds": "9"},
+            "session_timeout_seconds: is for group_protocol",
+        ),
+        ({"client": '{ "enable.auto.commit" = true }'}, "client.enable.auto.commit: is shipper's own business"),
+        ({"client": '{ "ssl.key.password" = "x" }'}, "client.ssl.key.password: is shipper's own business"),
+        ({"client": '{ "ssl.keystore.password" = "x" }'}, "would be a secret in the settings"),
+        ({"client_key": "/k"}, "input.kafka.client_certificate: needs both"),
+    ],
+)
+def test_settings_of_a_group_that_cannot_be_are_told_with_the_key(changes: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load("", overrides=[f"input.kafka.{key}={value}" for key, value in {**KAFKA, **changes}.items()])
+    assert words in str(error.value)
+
+
+def test_files_and_a_group_are_not_read_at_once() -> None:
+    overrides = [*(f"input.kafka.{key}={value}" for key, value in KAFKA.items()), 'input.include=["a"]']
+    with pytest.raises(ConfigError, match=r"input\.include: cannot be combined with input\.kafka"):
+        load("", overrides=overrides)

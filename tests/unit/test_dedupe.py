@@ -52,6 +52,15 @@ def test_a_refused_key_is_new_again():
     assert window.admit(B) is None
 
 
+def test_dropped_keys_are_new_again_also_if_they_were_accepted():
+    window = DedupeWindow(10)
+    accepted(window, A, B)
+    window.admit(C)
+    window.drop(A + C)
+    assert [state_of(window, each) for each in (A, B, C)] == [UNKNOWN, ACCEPTED, UNKNOWN]
+    assert window.admit(A + C) is not None
+
+
 def test_keys_that_are_taken_back_are_new_again_and_cost_no_room():
     window, random = DedupeWindow(10), Random(3)
     accepted(window, A)
@@ -183,6 +192,11 @@ def test_against_a_list_of_everything(monkeypatch: pytest.MonkeyPatch, seed: int
             admitted += keys
         elif on_their_way and action < 0.9:
             accept(*on_their_way.pop(random.randrange(len(on_their_way))))
+        elif action > 0.97:
+            keys = random.sample(list(states), min(3, len(states)))
+            window.drop(b"".join(keys))
+            states |= dict.fromkeys(keys, UNKNOWN)
+            on_their_way = [each for each in on_their_way if not set(keys) & set(each[0])]
         elif on_their_way:
             keys, _ = on_their_way.pop(random.randrange(len(on_their_way)))
             for key in keys:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from shipper.model.group import GroupState
 from shipper.status.admin.metrics import Metrics
 from shipper.status.live import Live
 from shipper.status.overview import Overview
@@ -37,6 +38,13 @@ LIVE = Live(
     last_accepted_at=1.0,
     token_expires_at=1.0,
     certificate_expires_at=1.0,
+    group=GroupState(
+        group="shipper",
+        protocol="classic",
+        rebalances={"assigned": 1},
+        transactions={"committed": 1},
+        broker_errors={"_TRANSPORT": 1},
+    ),
 )
 
 

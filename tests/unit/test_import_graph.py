@@ -18,7 +18,7 @@ LAYERS = [
     {"config"},
     {"codec"},
     {"sources", "delivery", "state", "sandbox"},
-    {"report"},
+    {"report", "kafka"},
     {"status"},
     {"pipeline", "check"},
     {"cli", "library"},

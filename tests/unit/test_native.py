@@ -127,7 +127,7 @@ def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPat
 FILLING = b"".join(key_of(str(number)) for number in range(100, 3 * ADMITTED_MAX + 200))
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember"]),
+        st.sampled_from(["admit", "admit", "accept", "take_back", "forget", "accept_one", "remember", "drop"]),
         st.lists(st.integers(0, 60), min_size=1, max_size=12),
         st.integers(0, 1000),
     ),
@@ -162,6 +162,9 @@ def test_both_windows_give_the_same_answers(operations: list[tuple[str, list[int
             case "remember":
                 for window in windows:
                     window.remember(keys)
+            case "drop":
+                for window in windows:
+                    window.drop(keys)
             case "forget" | "accept_one":
                 for window in windows:
                     getattr(window, name)(keys[:16])

@@ -15,6 +15,7 @@ from shipper.cli.common import (
     prepare,
     print_json,
     reader_may_leave,
+    require_directory,
     say,
     with_settings_options,
 )
@@ -56,7 +57,7 @@ def show_list(
     Example: shipper dead-letters list --reason ip --since 2026-11-01
     """
     selection = selection_of(reason, since, path, delivery)
-    settings = prepare(options)
+    settings = require_directory(prepare(options))
     with opened(settings) as letters:
         counts = letters.count_by_rule(selection) if letters else {}
         found = letters.newest(selection, limit) if letters else []
@@ -83,7 +84,7 @@ def show(
 
     Example: shipper dead-letters show 17
     """
-    settings = prepare(options)
+    settings = require_directory(prepare(options))
     missing = []
     with opened(settings) as letters, reader_may_leave():
         for letter_id in ids:
@@ -115,7 +116,7 @@ def export(
     """
     selection = selection_of(reason, since, path, delivery)
     whole = msgspec.structs.replace(selection, is_whole=True)
-    settings = prepare(options)
+    settings = require_directory(prepare(options))
     with opened(settings) as letters:
         if letters is None:
             say(none_found(selection))

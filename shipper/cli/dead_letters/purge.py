@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shipper.cli.common import SettingsOptions, confirm, prepare, say, several, with_settings_options
+from shipper.cli.common import SettingsOptions, confirm, prepare, require_directory, say, several, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -71,7 +71,7 @@ def purge(
         raise typer.BadParameter("choose which ones, for example with --older-than 90, or give --all")
     elif has_filter and everything:
         raise typer.BadParameter("--all cannot be combined with filters; leave out one of them")
-    settings = prepare(options)
+    settings = require_directory(prepare(options))
     if consumer_id is not None:
         _erase(settings, consumer_id, yes=yes)
     else:

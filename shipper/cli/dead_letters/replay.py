@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import replace as replaced
 
-from shipper.cli.common import RateOption, SettingsOptions, prepare, with_settings_options
+from shipper.cli.common import RateOption, SettingsOptions, prepare, require_directory, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -56,7 +56,7 @@ def replay(
     if dry_run and summary == "json":
         raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
-    settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
+    settings = require_directory(prepare(options, needs=None if dry_run else "intake", rate=rate))
     if dry_run:
         raise typer.Exit(_rehearse(settings, selection, limit))
     from shipper.state.directory import holder_of

@@ -51,7 +51,8 @@ def status(
     """
     Show whether everything is delivered, what prevents it, what to do, and how long it will take.
 
-    Works with and without a running shipper; without one, it shows how the last one ended.
+    Works with and without a running shipper; without one, it shows how the last one ended. With input.kafka, it
+    asks the brokers about the whole group.
 
     Example: shipper status --until 2026-11-01T12:00:00Z
     """
@@ -62,6 +63,17 @@ def status(
     from shipper.status.snapshot import take_snapshot
 
     settings = prepare(options)
+    if settings.input.kafka is not None:
+        from shipper.cli.status.group import show_group
+
+        if watches:
+            raise typer.BadParameter(
+                "--watch is for a state directory; leave it out, or look at the status page of a member"
+            )
+        moment = parsed_time(until, is_end=True, now=time.time()) if until else None
+        with reader_may_leave():
+            is_delivered = show_group(settings.input.kafka, time.time(), moment, is_json=json)
+        raise typer.Exit(0 if moment is None or is_delivered else _EXIT_NOT_YET)
     shell_options = _options_of_state(options.config, options.overrides or ())
     limit = None if shows_all else LISTED
 

@@ -32,13 +32,19 @@ _COST_SHARE: Final = 20  # looking into the state may take one part in so many o
 class Admin:
     """
     Args:
-        directory: The state directory.
+        directory: The state directory; None = there is none.
         wall_time: Seconds since the epoch.
         now: A clock that does not jump, seconds.
     """
 
     def __init__(
-        self, board: Board, watch: Watch, directory: Path, *, wall_time: Callable[[], float], now: Callable[[], float]
+        self,
+        board: Board,
+        watch: Watch,
+        directory: Path | None,
+        *,
+        wall_time: Callable[[], float],
+        now: Callable[[], float],
     ) -> None:
         self._board = board
         self._watch = watch
@@ -86,6 +92,8 @@ class Admin:
 
     def _fresh_state(self) -> tuple[Overview, LatestFetch | None]:
         """Read the state, but not so often that many requests would keep it busy."""
+        if self._directory is None:
+            return Overview(at=self._wall_time()), None
         with self._look:
             started_at = self._now()
             if self._state is None or started_at >= self._state_until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from shipper.codec import MESSAGES
 from shipper.delivery.sender import BUCKETS, REFUSALS
 from shipper.model.errors import ShipperError
+from shipper.model.group import GroupState
 from shipper.status.live import Live
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
@@ -64,7 +66,8 @@ def of_process(live: Live) -> Iterator[Metric]:
     """Make the metrics of a snapshot; reasons that are known begin at 0, so that the first increase is seen."""
     yield _labelled(GaugeMetricFamily, "shipper_build_info", "Version", "version", {live.version: 1})
     yield _gauge("shipper_start_time_seconds", "When the shipper started, since the epoch", live.started_at)
-    yield _counter("shipper_records_read", "Records read", live.read)
+    handed_over = live.group.handed_over if live.group is not None else 0
+    yield _counter("shipper_records_read", "Records read", live.read + handed_over)
     yield _counter("shipper_events_accepted", "Events that the service accepted", live.accepted)
     refused = dict.fromkeys((*MESSAGES, *REFUSALS), 0) | live.dead_letters
     yield _labelled(CounterMetricFamily, "shipper_dead_letters", "Records refused, by reason", "reason", refused)
@@ -93,6 +96,26 @@ def of_process(live: Live) -> Iterator[Metric]:
     ):
         if at is not None:
             yield _gauge(f"shipper_{name}_timestamp_seconds", f"{text}, since the epoch", at)
+    if live.group is not None:
+        yield from of_group(live.group)
+
+
+def of_group(group: GroupState) -> Iterator[Metric]:
+    """Make the metrics of a member of a consumer group; those of one partition stand in `/status`."""
+    yield _gauge("shipper_lag_records", "Records not settled, of the partitions that are owned", group.lag_records)
+    yield _gauge("shipper_lag_seconds", "Age of the oldest message read and not settled", group.lag_seconds)
+    states = Counter({"reading": 0, "paused": 0, "stopped": 0})
+    states.update(each.state for each in group.partitions)
+    yield _labelled(GaugeMetricFamily, "shipper_partitions", "Partitions that are owned", "state", states)
+    moved = group.rebalances
+    yield _labelled(CounterMetricFamily, "shipper_rebalances", "Partitions that came or went", "kind", moved)
+    yield _counter("shipper_handed_over_records", "Records left to the next owner", group.handed_over)
+    yield _counter("shipper_tombstones_skipped", "Messages without a value, skipped", group.tombstones_skipped)
+    ended = group.transactions
+    yield _labelled(CounterMetricFamily, "shipper_transactions", "Transactions of the brokers", "outcome", ended)
+    yield _counter("shipper_transaction_seconds", "Time in committed transactions", group.transaction_seconds)
+    errors = group.broker_errors
+    yield _labelled(CounterMetricFamily, "shipper_broker_errors", "Errors of the brokers", "code", errors)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

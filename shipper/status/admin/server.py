@@ -34,7 +34,7 @@ def serving(
     address: str,
     board: Board,
     watch: Watch,
-    directory: Path,
+    directory: Path | None,
     *,
     hosts: Iterable[str],
     wall_time: Callable[[], float],
@@ -45,7 +45,7 @@ def serving(
 
     Args:
         address: HOST:PORT.
-        directory: The state directory.
+        directory: The state directory; None = there is none.
         hosts: Names to answer to, beside the host of the address, `localhost` and address literals.
     Raises:
         ConfigError: The address cannot be had.

@@ -91,8 +91,8 @@ function sections(live, state, report, summary, isOpenLine, now) {
   facts(live, now);
   tiles(live, state, summary, isOpenLine);
   balance(live, state, now);
-  streams(state, now);
-  deadLetters(state, summary, now);
+  streams(live, state, now);
+  deadLetters(live, state, summary, now);
   expiries(live, report, list(summary.expiring), now);
   drawCharts(now);
   const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;

@@ -20,7 +20,7 @@ function tiles(live, state, summary, isOpenLine) {
     tile("Pending", count(live.pending), "read, not settled yet"),
     tile("Dead letters", kept ? el("a", { href: "#letters" }, count(kept)) : "0", refused, kept ? "warn" : ""),
     tile("Duplicates", count(live.duplicates), "known already, not sent again"),
-    tile("Lag", bytes(live.lag_bytes), wait),
+    tile("Lag", live.group ? count(groupLag(live)) : bytes(live.lag_bytes), wait),
     tile("Time to go", ...timeToGo(live, summary.seconds_to_go, isOpenLine)),
     tile("In flight", inFlight, "requests, and how many may be"),
     tile("Latency", p50, `p95 ${latency(live.latency_p95_seconds)}`),
@@ -29,8 +29,13 @@ function tiles(live, state, summary, isOpenLine) {
   );
 }
 
+function groupLag(live) {
+  return sum(list(fields(live.group).partitions).map((each) => fields(each).lag_records ?? 0));
+}
+
 function timeToGo(live, seconds, isOpenLine) {
   if (list(live.pauses).length) return [NONE, "while it is paused"];
+  if (live.group && groupLag(live)) return [NONE, "records of the partitions that it owns"];
   if (!live.lag_bytes) return ["none", "nothing is behind"];
   if (isOpenLine) return ["none", "until the line has its end"];
   if (!isNumber(seconds)) return ["unknown", "nothing is being settled"];
@@ -81,7 +86,8 @@ function term(sign, value, word) {
   return el("span", { class: "whole" }, sign ? el("i", {}, `${sign} `) : null, el("b", {}, count(value)), ` ${word}`);
 }
 
-function streams(state, now) {
+function streams(live, state, now) {
+  if (live.group) return partitions(fields(live.group), now);
   const known = list(state.streams).map(fields);
   const total = isNumber(state.stream_count) ? state.stream_count : known.length;
   const more = total - known.length;
@@ -96,6 +102,33 @@ function streams(state, now) {
     more > 0 ? el("p", { class: "more" }, `\u2026 and ${count(more)} more`) : null,
     lost(list(state.unreachable).map(fields), now),
   );
+}
+
+/** The partitions of a member of a consumer group, in place of files. */
+function partitions(group, now) {
+  const known = list(group.partitions).map(fields);
+  const lag = sum(known.map((each) => each.lag_records ?? 0));
+  const owned = `${several(known.length, "partition")}, ${several(lag, "record")} behind`;
+  const moved = group.last_rebalance ? [" Last rebalance ", time(group.last_rebalance_at, now), `: ${visible(group.last_rebalance)}.`] : [];
+  const left = group.handed_over ? ` ${several(group.handed_over, "record")} handed over to other members.` : "";
+  const heads = ["Partition", "Settled to", "End", "Lag", "Delivered up to"];
+  const stopped = known.filter((each) => each.message);
+  fill(
+    "streams",
+    el("p", { class: "sub" }, "Member of the group ", quoted(group.group), ` (${visible(group.protocol)}): ${owned}.`, ...moved, left),
+    known.length ? table(heads, known.map((each) => partitionRow(each, now))) : null,
+    ...stopped.map((each) => el("p", { class: "more" }, quoted(each.message, 600))),
+  );
+}
+
+function partitionRow(each, now) {
+  return [
+    [quoted(`${each.topic ?? ""}/${each.partition ?? ""}`), el("span", { class: "tag" }, visible(each.state))],
+    [isNumber(each.offset) ? count(each.offset) : NONE],
+    [isNumber(each.end) ? count(each.end) : NONE],
+    [count(each.lag_records)],
+    [time(each.delivered_until, now)],
+  ];
 }
 
 function spool({ segments, bytes: size, lag_bytes: left }) {
@@ -145,7 +178,8 @@ function table(heads, rows) {
   );
 }
 
-function deadLetters(state, summary, now) {
+function deadLetters(live, state, summary, now) {
+  if (live.group) return fill("dead-letters", el("p", { class: "sub" }, "They are in a topic of the group."));
   const command = (id) => `shipper dead-letters show ${visible(id)} ${visible(summary.options)}`.trim();
   const rules = Object.entries(fields(state.dead_letters)).filter(([, value]) => isNumber(value));
   const newest = list(state.newest_dead_letters).map(fields);

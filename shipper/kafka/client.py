@@ -1,0 +1,177 @@
+"""Clients of the brokers: properties from the settings, librdkafka's log as ours, and what its errors mean."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from threading import Event
+from typing import Any, Final, TypeVar
+
+import structlog
+
+from shipper.config.secrets import resolve_secret
+from shipper.config.settings import KafkaSettings
+from shipper.model.errors import ConfigError
+from shipper.model.version import __version__
+
+try:
+    from confluent_kafka import KafkaError as KafkaError
+    from confluent_kafka import KafkaException
+except ImportError:  # only this package needs it
+    raise ConfigError(
+        "needs confluent-kafka, which is not installed; run: pip install 'acquisition-shipper[kafka]'",
+        key="input.kafka",
+    ) from None
+
+T = TypeVar("T")
+
+log = structlog.get_logger("kafka")
+
+TRANSACTION_S: Final = 10.0
+"""Limit of a transaction: one that hangs keeps the next owner of a partition and all readers waiting."""
+FORBIDDEN: Final = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError._AUTHENTICATION,
+}
+_MOVING: Final = {
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}
+_TRIES: Final = 20
+_BETWEEN_TRIES_S: Final = 0.25
+_LETTER_ROOM: Final = 1 << 20  # for the headers of a dead letter and those that came with it
+
+
+class _Log(logging.Handler):
+    """Writes librdkafka's lines to our log; secrets do not stand in them, and would be masked."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        super().__init__()
+        self._secrets = secrets
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith("CONFWARN"):  # a property of the consumer that the others do not have
+            return
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        # What is an error to a client heals by itself mostly; what does not is a pause.
+        log.log(min(record.levelno, logging.WARNING), "kafka_client", message=text)
+
+
+def properties(settings: KafkaSettings, *, on_error: Callable[[KafkaError], None] | None = None) -> dict[str, Any]:
+    """
+    Make the properties that all clients have.
+
+    Args:
+        on_error: Called with errors that are no answer to a call.
+    Raises:
+        ConfigError: The password cannot be had, or a file of TLS cannot be read.
+    """
+    sasl = bool(settings.sasl_mechanism)
+    protocol = {("tls", False): "SSL", ("tls", True): "SASL_SSL", ("plaintext", True): "SASL_PLAINTEXT"}
+    found: dict[str, Any] = {
+        **{name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.client.items()},
+        "bootstrap.servers": ",".join(settings.brokers),
+        "client.id": f"shipper-{__version__}",
+        "security.protocol": protocol.get((settings.security, sasl), "PLAINTEXT"),
+    }
+    for key, name in (("ca_bundle", "ca"), ("client_certificate", "certificate"), ("client_key", "key")):
+        path = getattr(settings, key)
+        if path is not None:
+            try:
+                path.read_bytes()
+            except OSError as error:
+                raise ConfigError(f"cannot read {path}: {error.strerror}", key=f"input.kafka.{key}") from None
+            found[f"ssl.{name}.location"] = str(path)
+    secrets = []
+    if settings.password is not None:
+        secrets.append(resolve_secret(settings.password, key="input.kafka.password", is_for_header=False))
+        found |= {
+            "sasl.mechanism": settings.sasl_mechanism,
+            "sasl.username": settings.username,
+            "sasl.password": secrets[0],
+        }
+    logger = logging.Logger("shipper.kafka")  # of nobody else
+    logger.addHandler(_Log(secrets))
+    found["logger"] = logger
+    if on_error is not None:
+        found["error_cb"] = on_error
+    return found
+
+
+def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
+    """Make the properties of a member."""
+    found: dict[str, Any] = {
+        "group.id": settings.group_id,
+        "group.protocol": settings.group_protocol,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+        "queued.max.messages.kbytes": max(1, settings.max_fetched_bytes >> 10),
+        "fetch.message.max.bytes": min(1 << 20, settings.max_fetched_bytes),
+    }
+    if settings.group_instance_id:
+        found["group.instance.id"] = settings.group_instance_id
+    if settings.group_protocol == "classic":
+        found["partition.assignment.strategy"] = "cooperative-sticky"
+        found["session.timeout.ms"] = int(1000 * (settings.session_timeout_seconds or 45))
+        found["heartbeat.interval.ms"] = min(3000, found["session.timeout.ms"] // 3)
+    return found
+
+
+def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
+    """Make the properties of what writes transactions; `name` is the transactional id."""
+    return {
+        "transactional.id": name,
+        "transaction.timeout.ms": int(1000 * TRANSACTION_S),
+        "enable.idempotence": True,
+        "message.max.bytes": min(1_000_000_000, max_record_bytes + _LETTER_ROOM),
+        "linger.ms": 5,
+    }
+
+
+def error_of(exception: BaseException) -> KafkaError:
+    """Return the error that an exception of the client carries."""
+    found = exception.args[0] if exception.args else None
+    return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Call; again a few times while the coordinator of a group is being found."""
+    for _ in range(_TRIES):
+        try:
+            return call()
+        except KafkaException as exception:
+            if not error_of(exception).retriable() and error_of(exception).code() not in _MOVING:
+                raise
+            Event().wait(_BETWEEN_TRIES_S)
+    return call()
+
+
+def words(error: KafkaError) -> str:
+    """Write an error for a person."""
+    return f"{error.str()} ({error.name()})"
+
+
+def refusal(settings: KafkaSettings, error: KafkaError) -> str:
+    """Name the right that is missing; empty if none is."""
+    group, letters, ledger = settings.group_id, settings.letters, settings.ledger
+    who = f"user {settings.username}" if settings.username else "this client"
+    rights: Mapping[int, str] = {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"{who} needs READ and DESCRIBE on {', '.join(settings.topics)}, "
+        f"and WRITE and DESCRIBE on {letters} and {ledger}",
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"{who} needs READ on the group {group}",
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"{who} needs WRITE on transactional ids from {group}-",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: f"{who} needs IDEMPOTENT_WRITE on the cluster",
+    }
+    if error.code() not in FORBIDDEN:
+        return ""
+    return f"{words(error)}: {rights.get(error.code(), f'the brokers do not let {who} in; check input.kafka.password')}"

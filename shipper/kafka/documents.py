@@ -1,0 +1,113 @@
+"""What is written to the brokers: dead letters, rows of the ledger, and the metadata of committed offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from shipper.kafka.stream import Headers, KafkaStream, Session, schema_id
+from shipper.model.records import Checkpoint, LedgerKey, Rejection
+from shipper.state.affiliates import are_identifiers
+
+VERSION: Final = 1
+OTHER: Final = "(other)"
+"""Where the ledger counts AffiliateIDs that are no identifiers: they may be somebody's name."""
+
+
+class Document(NamedTuple):
+    """A record for a topic."""
+
+    key: str
+    value: bytes
+    headers: Headers = ()
+
+
+class Metadata(Struct, frozen=True, omit_defaults=True):
+    """
+    What is committed beside an offset.
+
+    Attributes:
+        topic_id: Of the topic that the offset belongs to.
+        settled_until: Everything that was in the partition at this moment is settled; seconds since the epoch.
+    """
+
+    topic_id: str
+    settled_until: float | None = None
+    version: int = VERSION
+
+
+def read_metadata(text: str | None) -> Metadata | None:
+    """Read the metadata of an offset; None if it is not a shipper's."""
+    try:
+        return msgspec.json.decode(text or "", type=Metadata)
+    except msgspec.MsgspecError:
+        return None
+
+
+def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
+    """Make a dead letter: the message's value byte for byte, its headers, and what is wrong with it."""
+    origin = stream.origin(rejection.start_offset)
+    value = rejection.raw if origin.is_line else origin.value
+    message = rejection.message
+    if (schema := schema_id(value)) is not None:
+        message = f"it has the frame of a schema registry (schema {schema}), and what is in it is not JSON"
+    about: dict[str, object] = {
+        "rule": rejection.rule,
+        "message": message[:4096],
+        "status": rejection.status,
+        "delivery": rejection.delivery,
+        "attempts": rejection.attempts,
+        "first_at": now_s,
+        "event_id": rejection.event_id,
+        "consumer_id": rejection.consumer_id,
+        "topic": stream.topic,
+        "partition": stream.partition,
+        "offset": origin.offset,
+        "timestamp": origin.timestamp_ms,
+        "tombstone": "true" if value is None else "",
+    }
+    headers = [
+        *origin.headers,
+        *((f"shipper.{name}", str(each).encode()) for name, each in about.items() if each != ""),
+    ]
+    if origin.key is not None:
+        headers.append(("shipper.key", origin.key))
+    key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
+    # Without a value, it would delete the letter from the compacted topic.
+    return Document(key, b"null" if value is None else value, headers)
+
+
+def counted(stream: KafkaStream, checkpoints: Iterable[Checkpoint]) -> tuple[Session, list[Document]]:
+    """Add what checkpoints of a stream pass to its session; return the session as it is then, and what is new of it."""
+    old, changed = stream.session, dict[LedgerKey, tuple[int, int]]()
+    totals = {
+        name: old.totals.get(name, 0) for name in ("read", "accepted", "dead_lettered", "duplicates", "unreachable")
+    }
+    end = stream.next_offset
+    for each in checkpoints:
+        totals["read"] += each.read
+        totals["accepted"] += each.accepted
+        totals["dead_lettered"] += len(each.rejections)
+        totals["duplicates"] += each.duplicates
+        end = stream.position_at(each.end_offset)
+        for at, counts in enumerate((each.ledger, each.repeated)):
+            for (hour, brand, affiliate, media), count in counts.items():
+                if count:
+                    key = hour, brand, affiliate if are_identifiers([affiliate]) else OTHER, media
+                    sums = changed.get(key) or old.sums.get(key, (0, 0))
+                    changed[key] = (sums[0] + count, sums[1]) if at == 0 else (sums[0], sums[1] + count)
+    totals["unreachable"] += stream.unreachable
+    prefix = f"{stream.topic_id}/{stream.partition}/{old.name}"
+    documents = [
+        Document(
+            f"{prefix}/{hour}/{brand}/{affiliate}/{media}",
+            msgspec.json.encode({"accepted": accepted, "duplicates": duplicates}),
+        )
+        for (hour, brand, affiliate, media), (accepted, duplicates) in changed.items()
+    ]
+    row = {**totals, "offset": end, "topic": stream.topic, "version": VERSION}
+    documents.append(Document(f"{prefix}/totals", msgspec.json.encode(row)))
+    return Session(old.name, totals, old.sums | changed), documents

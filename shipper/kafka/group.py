@@ -1,0 +1,548 @@
+"""
+A member of a consumer group: one thread polls, owns the consumer, and answers rebalances.
+
+The thread puts chunks into a bounded queue, from which the source takes them. If nobody does, it pauses the partitions
+and goes on polling, for hours if need be: a member that does not poll is removed from its group. A partition that is
+taken away is handed over before the rebalance goes on: what is in flight may settle, is saved, and then nothing of it
+counts here any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+import structlog
+from anyio import Event
+from anyio.from_thread import BlockingPortal
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.begin import Begin, Found, begin
+from shipper.kafka.client import FORBIDDEN, KafkaError, consumer_properties, error_of, properties, refusal, words
+from shipper.kafka.documents import Metadata
+from shipper.kafka.stream import KafkaStream, Session, new_stream
+from shipper.model.errors import ShipperError, StateInUseError
+from shipper.model.group import GroupState, Obstacle, PartitionState
+from shipper.model.records import Chunk, Stream
+
+log = structlog.get_logger("kafka")
+
+_MESSAGES: Final = 1000
+_POLL_S: Final = 0.2
+_PAUSED_POLL_S: Final = 0.5
+_PAUSE_AFTER_S: Final = 1.0  # a pause throws away what was fetched, so it is not made for every short wait
+_QUEUED_BYTES: Final = 2 << 20
+_QUEUED_CHUNKS: Final = 64
+_CALL_S: Final = 5.0
+_ENDS_S: Final = 5.0
+_TOPICS_S: Final = 30.0
+_CLOSE_S: Final = 30.0
+_Place = tuple[str, int]
+
+
+class Attached(Protocol):
+    """The pipeline, as far as it has to do with rebalances."""
+
+    async def hand_over(self, streams: Sequence[Stream], *, wait_s: float, is_lost: bool) -> None: ...
+
+
+class Member:
+    """
+    Args:
+        next_stream_id: Gives an id that was never given.
+        new_session: Gives the name of a session that nobody else has.
+        now, wall_time: The clock that does not jump; seconds since the epoch.
+
+    Attributes:
+        failure: Why this process cannot be a member any more; None while it can.
+        membership: Proves to the brokers which generation of the group this process belongs to. Only the thread asks
+            for it, as the client lets nobody else in while it polls.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        max_record_bytes: int,
+        next_stream_id: Callable[[], int],
+        new_session: Callable[[], str],
+        now: Callable[[], float],
+        wall_time: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._max_record_bytes = max_record_bytes
+        self._next_stream_id = next_stream_id
+        self._new_session = new_session
+        self._now = now
+        self._wall_time = wall_time
+        common = properties(settings, on_error=self._note_own_error)
+        self._admin = AdminClient({name: value for name, value in common.items() if name != "error_cb"})
+        self.consumer = Consumer(common | consumer_properties(settings))
+        self._thread = threading.Thread(target=self._run, name="kafka", daemon=True)
+        self._portal: BlockingPortal | None = None
+        self._attached: Attached | None = None
+        self._is_reading = self._is_closing = False
+        self._streams: dict[_Place, KafkaStream] = {}
+        self._moved: set[_Place] = set()  # by rebalances during the call of the client that is under way
+        self._is_paused = False
+        self._queue: deque[Chunk] = deque()
+        self._has_room = threading.Event()
+        self._arrived = Event()
+        self._full_since: float | None = None
+        self._ends_asked: tuple[float, dict[TopicPartition, Future[Any]]] | None = None
+        self._topics_asked: dict[str, Future[Any]] | None = None
+        self._ends_at = self._topics_at = now()
+        self._obstacles: dict[str, Obstacle] = {}
+        self._rebalances: Counter[str] = Counter(assigned=0, revoked=0, lost=0)
+        self._errors: Counter[str] = Counter()
+        self._last_rebalance: tuple[str, float] | None = None
+        self._decides_again = False
+        self._tombstones_skipped = 0
+        self._stopped_at: float | None = None
+        self.failure: ShipperError | None = None
+        self.membership: object = None
+
+    def __repr__(self) -> str:
+        return f"<Member of {self._settings.group_id}: {len(self._streams)} partitions>"
+
+    # For the event loop -------------------------------------------------------------------------------------------
+
+    def attach(self, portal: BlockingPortal, pipeline: Attached) -> None:
+        """Join the group; rebalances are answered by this pipeline, in the event loop of the portal."""
+        self._portal, self._attached = portal, pipeline
+        self._thread.start()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Read while this is entered; the process stays a member behind it."""
+        self._is_reading = True
+        self._has_room.set()
+        try:
+            yield
+        finally:
+            self._is_reading = False
+            self._queue.clear()
+
+    async def next_chunk(self) -> Chunk:
+        """
+        Wait for the next chunk.
+
+        Raises:
+            ShipperError: This process cannot be a member any more.
+        """
+        while True:
+            self._arrived = Event()
+            if self.failure is not None:
+                raise self.failure
+            if self._queue:
+                chunk = self._queue.popleft()
+                self._has_room.set()
+                return chunk
+            await self._arrived.wait()
+
+    def reconfigure(self, settings: KafkaSettings) -> None:
+        """Apply a changed `on_gap`: the thread decides anew about partitions that are stopped."""
+        self._settings = settings
+        self._decides_again = True
+        self._has_room.set()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._portal = self._attached = None
+        self._is_closing = True
+        self._has_room.set()
+        if self._thread.ident is not None:
+            self._thread.join(_CLOSE_S)
+        else:
+            self.consumer.close()
+
+    def state(self, transactions: dict[str, int], transaction_seconds: float) -> GroupState:
+        """Describe the member."""
+        now_ms = self._wall_time() * 1000
+        partitions = [self._partition_state(each, now_ms) for each in tuple(self._streams.values())]
+        partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
+        gaps = [each.message for each in partitions if each.state == "stopped"]
+        self._stopped_at = (self._stopped_at or self._wall_time()) if gaps else None
+        obstacles = list(self._obstacles.values())
+        if gaps:
+            more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
+            obstacles.append(Obstacle("input_gap", f"{gaps[0]}{more}", self._stopped_at or 0.0))
+        return GroupState(
+            group=self._settings.group_id,
+            protocol=self._settings.group_protocol,
+            partitions=partitions,
+            rebalances=dict(self._rebalances),
+            tombstones_skipped=self._tombstones_skipped
+            + sum(each.tombstones_skipped for each in self._streams.values()),
+            transactions=transactions,
+            transaction_seconds=round(transaction_seconds, 3),
+            broker_errors=dict(self._errors),
+            last_rebalance=(self._last_rebalance and self._last_rebalance[0]) or "",
+            last_rebalance_at=self._last_rebalance and self._last_rebalance[1],
+            obstacles=obstacles,
+        )
+
+    def _partition_state(self, stream: KafkaStream, now_ms: float) -> PartitionState:
+        oldest = stream.oldest_ms
+        return PartitionState(
+            topic=stream.topic,
+            partition=stream.partition,
+            offset=stream.next_offset,
+            end=stream.end,
+            lag_records=stream.lag_records,
+            lag_seconds=0.0 if oldest is None or oldest < 0 else round(max(0.0, now_ms - oldest) / 1000, 3),
+            delivered_until=stream.settled_until,
+            state="stopped" if stream.stopped else "paused" if self._is_paused else "reading",
+            message=stream.stopped,
+        )
+
+    # The thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self.consumer.subscribe(
+                list(self._settings.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            )
+            while not self._is_closing and self.failure is None:
+                self._turn()
+        except ShipperError as error:
+            self._fail(error)
+        except KafkaException as exception:
+            self._fail(self._fatal(error_of(exception)))
+        except Exception as error:
+            log.exception("kafka_thread_failed")
+            self._fail(ShipperError(f"the thread that polls the brokers has failed: {error!r}"))
+        finally:
+            while not self._is_closing:
+                self._has_room.clear()
+                self._has_room.wait(_PAUSED_POLL_S)
+            self.consumer.close()
+
+    def _fail(self, error: ShipperError) -> None:
+        self.failure = error
+        self._notify()
+
+    def _turn(self) -> None:
+        """Poll once, or wait for room."""
+        self._look_at_stopped()
+        is_full = not self._is_reading or self._is_queue_full()
+        if not is_full:
+            self._full_since = None
+            if self._is_paused:
+                self._pause(False)
+        elif not self._is_paused:
+            self._full_since = self._full_since or self._now()
+            if self._is_reading and self._now() < self._full_since + _PAUSE_AFTER_S:
+                self._has_room.clear()
+                if self._is_queue_full():
+                    self._has_room.wait(_POLL_S)
+                return
+            self._pause(True)
+        self._moved.clear()
+        messages = self.consumer.consume(_MESSAGES, _PAUSED_POLL_S if self._is_paused else _POLL_S)
+        self.membership = self.consumer.consumer_group_metadata()
+        self._take(messages)
+        self._look_around()
+
+    def _is_queue_full(self) -> bool:
+        queued = tuple(self._queue)
+        return len(queued) >= _QUEUED_CHUNKS or sum(len(chunk.data) for chunk in queued) >= _QUEUED_BYTES
+
+    def _pause(self, is_paused: bool) -> None:
+        self._is_paused = is_paused
+        self._full_since = None
+        places = [TopicPartition(*place) for place, stream in self._streams.items() if not stream.stopped]
+        if places:
+            (self.consumer.pause if is_paused else self.consumer.resume)(places)
+
+    def _take(self, messages: Sequence[Any]) -> None:
+        """Put messages into the queue, in their order; what may belong to an earlier assignment is read again."""
+        by_place: dict[_Place, list[Any]] = {}
+        ends: list[Any] = []
+        dropped: set[_Place] = set()
+        for message in messages:
+            place = message.topic(), message.partition()
+            if message.error() is not None:
+                ends.append(message)
+            elif place in self._moved:
+                dropped.add(place)
+            else:
+                by_place.setdefault(place, []).append(message)
+        for place in dropped & self._streams.keys():
+            self._seek(self._streams[place], self._streams[place].first)
+        for place, own in by_place.items():
+            if (stream := self._streams.get(place)) is not None and not stream.stopped:
+                for chunk in stream.chunks(own):
+                    if self._is_reading:
+                        self._queue.append(chunk)
+        if by_place:
+            self._obstacles.pop("broker_forbidden", None)
+            self._notify()
+        for message in ends:
+            self._note_event(message.error(), message.topic(), message.partition(), message.offset())
+
+    def _notify(self) -> None:
+        portal = self._portal
+        if portal is not None:
+            try:
+                portal.start_task_soon(self._set_arrived)
+            except RuntimeError:  # the run is over
+                self._portal = None
+
+    async def _set_arrived(self) -> None:
+        self._arrived.set()
+
+    def _seek(self, stream: KafkaStream, offset: int) -> None:
+        """Go on reading at an offset."""
+        stream.eof = -1
+        at = TopicPartition(stream.topic, stream.partition, offset)
+        try:
+            self.consumer.seek(at)
+        except KafkaException:  # the client is still looking for the place where it was to begin
+            self.consumer.incremental_unassign([at])
+            self.consumer.incremental_assign([at])
+            if self._is_paused or stream.stopped:
+                self.consumer.pause([at])
+
+    def _note_event(self, error: KafkaError, topic: str | None, partition: int | None, offset: int | None) -> None:
+        stream = self._streams.get((topic or "", -1 if partition is None else partition))
+        if error.code() == KafkaError._PARTITION_EOF:
+            if stream is not None and stream.place_in_group not in self._moved and offset is not None:
+                stream.eof = offset
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
+            self._begin_again(stream)
+        elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            log.warning("poll_interval_exceeded", message="the member was not heard of for too long, and joins again")
+        elif error.fatal():
+            raise self._fatal(error)
+        else:
+            self.note_error(error)
+
+    def _fatal(self, error: KafkaError) -> ShipperError:
+        name = self._settings.group_instance_id
+        if error.code() in {KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED} and name:
+            return StateInUseError(
+                f"another member of group {self._settings.group_id} has the name {name}; give each its own "
+                "input.kafka.group_instance_id"
+            )
+        return ShipperError(f"this process cannot be a member of group {self._settings.group_id}: {words(error)}")
+
+    def _note_own_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fail(self._fatal(error))
+        self.note_error(error)
+
+    def note_error(self, error: KafkaError) -> None:
+        """Count an error of the brokers; some are a reason why nothing is read. Any thread calls this."""
+        self._errors[error.name()] += 1
+        if error.code() in FORBIDDEN:
+            self._obstruct("broker_forbidden", refusal(self._settings, error))
+        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self._obstruct("broker_unavailable", f"no broker of {', '.join(self._settings.brokers)} can be reached")
+        elif error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
+            self._obstruct("input_gap", f"a topic of {', '.join(self._settings.topics)} does not exist: {error.str()}")
+
+    def _obstruct(self, reason: str, message: str) -> None:
+        if reason not in self._obstacles:
+            self._obstacles[reason] = Obstacle(reason, message, self._wall_time())
+            log.warning("reading_obstructed", reason=reason, message=message)
+
+    # Rebalances; called by the client within `consume` --------------------------------------------------------------
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        places = [(each.topic, each.partition) for each in partitions]
+        self._moved.update(places)
+        begins = self._begins(places) if places else {}
+        for place, (at, found) in begins.items():
+            self._streams[place] = self._new_stream(found, at)
+        consumer.incremental_assign([TopicPartition(*place, begins[place][0].offset) for place in begins])
+        stopped = [TopicPartition(*place) for place in begins if self._is_paused or self._streams[place].stopped]
+        if stopped:
+            consumer.pause(stopped)
+        self._obstacles.clear()
+        self._rebalances["assigned"] += len(places)
+        self._note_rebalance(f"got {len(places)}")
+
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give(consumer, partitions, is_lost=False)
+
+    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._give(consumer, partitions, is_lost=True)
+
+    def _give(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
+        """Hand partitions over: what is in flight settles and is saved, then it counts here no more."""
+        places = {(each.topic, each.partition) for each in partitions}
+        self._moved |= places
+        self._hand_over([self._streams[place] for place in places if place in self._streams], is_lost=is_lost)
+        for place in places:
+            if (stream := self._streams.pop(place, None)) is not None:
+                self._tombstones_skipped += stream.tombstones_skipped
+        consumer.incremental_unassign(partitions)
+        self._rebalances["lost" if is_lost else "revoked"] += len(places)
+        self._note_rebalance(f"{'lost' if is_lost else 'gave'} {len(places)}")
+
+    def _hand_over(self, streams: Sequence[KafkaStream], *, is_lost: bool) -> None:
+        portal, attached = self._portal, self._attached
+        for stream in streams:
+            stream.is_ending = True
+        if portal is None or attached is None or not streams:
+            return
+        wait_s = self._settings.revoke_wait_seconds
+        try:
+            handed_over = portal.start_task_soon(partial(attached.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
+        except RuntimeError:  # the run is over
+            self._portal = None
+            return
+        with suppress(CancelledError):
+            handed_over.result()
+
+    def _note_rebalance(self, what: str) -> None:
+        self._last_rebalance = what, self._wall_time()
+        log.info("partitions_moved", message=what, partitions=len(self._streams))
+
+    # Where to begin ------------------------------------------------------------------------------------------------
+
+    def _begins(self, places: Sequence[_Place]) -> dict[_Place, tuple[Begin, Found]]:
+        """Ask the brokers where to begin, until they say; nothing may be read before."""
+        while not self._is_closing:
+            try:
+                found = self._found(places)
+                return {place: (begin(each, self._settings), each) for place, each in found.items()}
+            except (KafkaException, TimeoutError) as exception:
+                error = error_of(exception)
+                self.note_error(error)
+                log.warning("offsets_unknown", error=words(error))
+                self._has_room.clear()
+                self._has_room.wait(_PAUSED_POLL_S)
+        return {}
+
+    def _found(self, places: Sequence[_Place]) -> dict[_Place, Found]:
+        names = sorted({topic for topic, _ in places})
+        described = self._admin.describe_topics(TopicCollection(names), request_timeout=_CALL_S)
+        topics = {name: future.result(_CALL_S) for name, future in described.items()}
+        whole = [TopicPartition(name, each.id) for name, topic in topics.items() for each in topic.partitions]
+        committed = {(each.topic, each.partition): each for each in self.consumer.committed(whole, _CALL_S)}
+        for each in committed.values():
+            if each.error is not None:
+                raise KafkaException(each.error)
+        known = {topic for (topic, _), each in committed.items() if each.offset >= 0}
+        found = {}
+        for place in places:
+            low, high = self.consumer.get_watermark_offsets(TopicPartition(*place), _CALL_S, cached=False)
+            at = committed[place]
+            topic_id = str(topics[place[0]].topic_id)
+            found[place] = Found(*place, at.offset, at.metadata, low, high, topic_id, place[0] in known)
+        return found
+
+    def _new_stream(self, found: Found, at: Begin) -> KafkaStream:
+        stream = new_stream(
+            stream_id=self._next_stream_id(),
+            path=f"{found.topic}/{found.partition}",
+            topic=found.topic,
+            partition=found.partition,
+            topic_id=found.topic_id,
+            first=at.offset,
+            end=found.high,
+            session=Session(self._new_session()),
+            stopped=at.gap if at.is_stopped else "",
+            max_record_bytes=self._max_record_bytes,
+            skips_tombstones=self._settings.tombstones == "skip",
+        )
+        if at.is_stopped:
+            log.error("partition_stopped", message=at.gap)
+        elif at.gap:
+            stream.unreachable = at.missing
+            log.error("source_unreachable", message=at.gap, records=at.missing)
+        return stream
+
+    def _begin_again(self, stream: KafkaStream, *, is_lost: bool = False) -> None:
+        """Decide anew where a partition begins: what comes next is gone, the topic is another, or `on_gap` changed."""
+        if self._portal is None:
+            return
+        place = stream.place_in_group
+        self._hand_over([stream], is_lost=is_lost)
+        begins = self._begins([place])
+        if place not in begins:
+            return
+        at, found = begins[place]
+        if found.topic_id != stream.topic_id:  # the brokers have dropped the group's offset with the old topic
+            about = msgspec.json.encode(Metadata(stream.topic_id)).decode()
+            at = begin(found._replace(committed=stream.next_offset, metadata=about), self._settings)
+        self._streams[place] = again = self._new_stream(found, at)
+        self._tombstones_skipped += stream.tombstones_skipped
+        tp = TopicPartition(*place)
+        self._seek(again, at.offset)
+        if again.stopped:
+            self.consumer.pause([tp])
+        elif not self._is_paused:
+            self.consumer.resume([tp])
+
+    def _look_at_stopped(self) -> None:
+        if self._decides_again:
+            self._decides_again = False
+            for stream in [each for each in self._streams.values() if each.stopped]:
+                self._begin_again(stream)
+
+    # Looking around; nothing here waits -----------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        now = self._now()
+        if self._ends_asked is not None:
+            at, asked = self._ends_asked
+            if all(future.done() for future in asked.values()):
+                self._ends_asked = None
+                self._note_ends(at, asked)
+        elif now >= self._ends_at + _ENDS_S and self._streams:
+            self._ends_at = now
+            wanted = {TopicPartition(*place): OffsetSpec.latest() for place in self._streams}
+            self._ends_asked = (
+                self._wall_time(),
+                self._admin.list_offsets(
+                    wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_CALL_S
+                ),
+            )
+        if self._topics_asked is not None:
+            if all(future.done() for future in self._topics_asked.values()):
+                answers, self._topics_asked = self._topics_asked, None
+                self._note_topics(answers)
+        elif now >= self._topics_at + _TOPICS_S:
+            self._topics_at = now
+            names = TopicCollection(list(self._settings.topics))
+            self._topics_asked = self._admin.describe_topics(names, request_timeout=_CALL_S)
+
+    def _note_ends(self, at: float, answers: dict[TopicPartition, Future[Any]]) -> None:
+        for asked, future in answers.items():
+            stream = self._streams.get((asked.topic, asked.partition))
+            try:
+                end = future.result().offset
+            except KafkaException as exception:
+                self._errors[error_of(exception).name()] += 1
+                continue
+            self._obstacles.pop("broker_unavailable", None)
+            if stream is not None:
+                stream.note_ends(end, at)
+
+    def _note_topics(self, answers: dict[str, Future[Any]]) -> None:
+        """Notice topics that were deleted, or made again under their name."""
+        is_gone = False
+        for name, future in answers.items():
+            try:
+                topic_id = str(future.result().topic_id)
+            except KafkaException as exception:
+                error = error_of(exception)
+                self.note_error(error)
+                is_gone = is_gone or error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+                continue
+            for stream in [each for each in self._streams.values() if each.topic == name]:
+                if stream.topic_id != topic_id and not stream.stopped:
+                    self._begin_again(stream, is_lost=True)
+        if not is_gone:
+            self._obstacles.pop("input_gap", None)

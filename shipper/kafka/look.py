@@ -1,0 +1,148 @@
+"""How far a whole group is, asked from the brokers; no member need be running."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    IsolationLevel,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from msgspec import Struct
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.begin import Found, begin
+from shipper.kafka.client import error_of, patiently, properties, refusal, words
+from shipper.kafka.documents import read_metadata
+from shipper.model.errors import SourceError
+from shipper.model.group import PartitionState
+
+_CALL_S: Final = 15.0
+
+
+class GroupLook(Struct, frozen=True, kw_only=True):
+    """
+    A group at one moment.
+
+    Attributes:
+        at: The moment, seconds since the epoch.
+        state: As the brokers call it, such as `stable`.
+        members: How many there are.
+        partitions: All of the topics, the one with most lag first.
+        until: The moment that was asked about; None = none was.
+        late: Of which it is not known that all up to that moment is settled, as topic/number.
+    """
+
+    at: float
+    group: str
+    state: str
+    members: int
+    partitions: list[PartitionState]
+    until: float | None = None
+    late: list[str] = []
+
+    @property
+    def lag_records(self) -> int:
+        return sum(each.lag_records for each in self.partitions)
+
+    @property
+    def is_delivered(self) -> bool:
+        return self.until is not None and not self.late and self.until <= self.at and bool(self.partitions)
+
+
+def look_at_group(settings: KafkaSettings, at: float, until: float | None = None) -> GroupLook:
+    """
+    Ask the brokers how far the group is.
+
+    Args:
+        at: The time, seconds since the epoch, taken before.
+        until: Also tell whether everything up to then is settled.
+    Raises:
+        SourceError: The brokers cannot be asked.
+    """
+    try:
+        return _look(settings, at, until)
+    except (KafkaException, TimeoutError) as exception:
+        error = error_of(exception)
+        raise SourceError(
+            f"group {settings.group_id} cannot be looked at: {refusal(settings, error) or words(error)}"
+        ) from None
+
+
+def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
+    common = properties(settings)
+    admin = AdminClient(common)
+    described = admin.describe_topics(TopicCollection(list(settings.topics)), request_timeout=_CALL_S)
+    topics = {name: future.result(_CALL_S) for name, future in described.items()}
+    places = [TopicPartition(name, each.id) for name, topic in topics.items() for each in topic.partitions]
+    consumer = Consumer(common | {"group.id": settings.group_id, "enable.auto.commit": False})
+    try:
+        offsets = patiently(lambda: consumer.committed(places, _CALL_S))
+    finally:
+        consumer.close()
+    committed = {(each.topic, each.partition): each for each in offsets}
+    lows = _offsets(admin, places, OffsetSpec.earliest())
+    ends = _offsets(admin, places, OffsetSpec.latest())
+    moments = {} if until is None else _offsets(admin, places, OffsetSpec.for_timestamp(int(until * 1000)))
+    known = {topic for (topic, _), each in committed.items() if each.offset >= 0}
+    partitions, late = [], []
+    for place, own in committed.items():
+        topic_id = str(topics[place[0]].topic_id)
+        found = Found(*place, own.offset, own.metadata, lows[place], ends[place], topic_id, place[0] in known)
+        state = _state(found, settings, at)
+        partitions.append(state)
+        if until is not None and not _is_settled(state, until, moments[place]):
+            late.append(f"{place[0]}/{place[1]}")
+    partitions.sort(key=lambda each: (-each.lag_records, each.topic, each.partition))
+    (future,) = admin.describe_consumer_groups([settings.group_id], request_timeout=_CALL_S).values()
+    group = future.result(_CALL_S)
+    state_name = (
+        "empty" if group.state in {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD} else group.state.name.lower()
+    )
+    return GroupLook(
+        at=at,
+        group=settings.group_id,
+        state=state_name.replace("_", " "),
+        members=len(group.members),
+        partitions=partitions,
+        until=until,
+        late=late,
+    )
+
+
+def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
+    answers = admin.list_offsets(
+        dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_CALL_S
+    )
+    return {(each.topic, each.partition): future.result(_CALL_S).offset for each, future in answers.items()}
+
+
+def _state(found: Found, settings: KafkaSettings, at: float) -> PartitionState:
+    where = begin(found, settings)
+    position = where.offset if not where.gap else found.committed
+    metadata = read_metadata(found.metadata) if found.committed >= 0 and not where.gap else None
+    until = metadata.settled_until if metadata else None
+    return PartitionState(
+        topic=found.topic,
+        partition=found.partition,
+        offset=found.committed if found.committed >= 0 else None,
+        end=found.high,
+        lag_records=max(0, found.high - max(position, found.low)),
+        delivered_until=at if position >= found.high and not where.gap else until,
+        state="stopped" if where.is_stopped else "reading",
+        message=where.gap,
+    )
+
+
+def _is_settled(state: PartitionState, until: float, at_moment: int) -> bool:
+    """Return whether everything up to a moment is settled; `at_moment` is the first offset from then on."""
+    if state.state == "stopped":
+        return False
+    if state.delivered_until is not None and state.delivered_until >= until:
+        return True
+    return at_moment >= 0 and (state.offset or 0) >= at_moment

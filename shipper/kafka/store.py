@@ -1,0 +1,313 @@
+"""
+Saves what is settled in one Kafka transaction: dead letters, ledger, and the offsets of the group.
+
+The brokers take an offset of a partition that is another member's by now, as long as this one is in the group. So the
+pipeline lets go of such partitions before it lets the rebalance go on: a checkpoint that comes here is of a partition
+that this process has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any, Final
+
+import msgspec
+import structlog
+from confluent_kafka import KafkaException, Producer, TopicPartition
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.client import KafkaError, error_of, producer_properties, properties, refusal, words
+from shipper.kafka.documents import Document, Metadata, counted, letter
+from shipper.kafka.stream import KafkaStream, Session
+from shipper.model.errors import ConfigError, StateError, StateInUseError, StateUnwritableError
+from shipper.model.records import Checkpoint
+from shipper.state.store import Saved
+from shipper.system.crash_points import crash_point
+from shipper.system.work import Piece, at_work
+
+log = structlog.get_logger("kafka")
+
+_CALL_S: Final = 5.0  # for one answer of the brokers, before it counts as none
+_HANGS_S: Final = 2 * _CALL_S + 2
+_START_S: Final = 30.0
+_SESSION_KEYS_MAX: Final = 20_000  # then a new session begins, so that the sums of a long life stay small
+# The group has moved on; the rebalance that follows decides whose the partitions are.
+_GROUP_MOVED: Final = {
+    KafkaError.ILLEGAL_GENERATION,
+    KafkaError.UNKNOWN_MEMBER_ID,
+    KafkaError.REBALANCE_IN_PROGRESS,
+    KafkaError.STALE_MEMBER_EPOCH,
+    KafkaError.FENCED_MEMBER_EPOCH,
+}
+_FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
+
+
+class _Pending:
+    """What one transaction writes."""
+
+    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
+        self.checkpoints = checkpoints
+        self.sessions: dict[int, tuple[KafkaStream, Session]] = {}
+
+
+class TransactionStore:
+    """
+    A state store without a file.
+
+    Args:
+        name: The transactional id.
+        membership: Gives what proves to the brokers that this process is a member.
+        new_session: Gives the name of a session that nobody else has.
+        now: The clock that does not jump, seconds.
+
+    Attributes:
+        transactions: By outcome.
+        seconds: Sum over all transactions that were committed.
+    """
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        name: str,
+        *,
+        max_record_bytes: int,
+        membership: Callable[[], object],
+        new_session: Callable[[], str],
+        now: Callable[[], float],
+        on_error: Callable[[KafkaError], None],
+    ) -> None:
+        self._settings = settings
+        self._membership = membership
+        self._new_session = new_session
+        self._now = now
+        self._properties = properties(settings, on_error=on_error) | producer_properties(name, max_record_bytes)
+        self._producer: Producer | None = self._new_producer(_START_S)
+        self._in_doubt: _Pending | None = None
+        self._failed: KafkaError | None = None
+        self._lock = threading.Lock()
+        self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
+        self.seconds = 0.0
+
+    def _new_producer(self, limit_s: float) -> Producer:
+        producer = Producer(self._properties)
+        try:
+            producer.init_transactions(limit_s)
+        except KafkaException as exception:
+            raise self._translated(error_of(exception), "no transaction can be begun") from None
+        return producer
+
+    # What the pipeline asks for -----------------------------------------------------------------------------------
+
+    def accepted_ids(self) -> Iterable[bytes]:
+        """Return none: a member knows the EventIds that it saw itself."""
+        return ()
+
+    def expire(self, before_s: float, now_s: float) -> int:
+        """Do nothing: what the topics keep is their business."""
+        return 0
+
+    def expire_ledger(self, before_s: float, now_s: float) -> int:
+        """Do nothing, as for `expire`."""
+        return 0
+
+    def save(self, checkpoints: Iterable[Checkpoint], now_s: float) -> Saved:
+        """
+        Commit checkpoints with their dead letters and counts in one transaction.
+
+        Raises:
+            StateUnwritableError: Not for now. If the brokers do not say what became of a transaction, they are asked
+                again by the next call, before anything else is begun.
+            StateInUseError: Another member has this one's name.
+        """
+        wanted = list(checkpoints)
+        with self._lock, at_work(Piece("save", f"the topics of group {self._settings.group_id}")):
+            if self._in_doubt is None:
+                crash_point("save.begin")
+                self._in_doubt = self._prepared(wanted, now_s)
+                if self._in_doubt is None:
+                    return Saved([], wanted)
+            begun_at = self._now()
+            is_committed = self._commit()
+            pending, self._in_doubt = self._in_doubt, None
+            crash_point("save.done")
+            if not is_committed:
+                return Saved([], wanted)
+            self.transactions["committed"] += 1
+            self.seconds += self._now() - begun_at
+            for stream, session in pending.sessions.values():
+                is_full = len(session.sums) > _SESSION_KEYS_MAX
+                stream.session = Session(self._new_session()) if is_full else session
+                stream.unreachable = 0
+            done = {id(each) for each in pending.checkpoints}
+            return Saved(
+                [each for each in wanted if id(each) in done], [each for each in wanted if id(each) not in done]
+            )
+
+    # The transaction ----------------------------------------------------------------------------------------------
+
+    def _prepared(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
+        """Begin a transaction and write everything into it; None if the group has moved on."""
+        metadata = self._membership()
+        if self._producer is None:
+            self._producer = self._new_producer(_CALL_S)
+        producer = self._producer
+        pending = _Pending(checkpoints)
+        by_stream: dict[int, list[Checkpoint]] = {}
+        for each in checkpoints:
+            by_stream.setdefault(each.stream.stream_id, []).append(each)
+        self._failed = None
+        try:
+            producer.begin_transaction()
+            offsets = []
+            for own in by_stream.values():
+                stream = own[0].stream
+                assert isinstance(stream, KafkaStream)
+                letters = [letter(stream, rejection, now_s) for each in own for rejection in each.rejections]
+                session, rows = counted(stream, own)
+                pending.sessions[stream.stream_id] = stream, session
+                self._write(producer, self._settings.letters, letters)
+                self._write(producer, self._settings.ledger, rows)
+                position = stream.position_at(own[-1].end_offset)
+                about = Metadata(stream.topic_id, stream.settled_until_at(position))
+                text = msgspec.json.encode(about).decode()
+                offsets.append(TopicPartition(stream.topic, stream.partition, position, metadata=text))
+            crash_point("save.written")
+            producer.flush(_CALL_S)
+            if self._failed is not None:
+                raise KafkaException(self._failed)
+            _bounded(lambda: self._retried(lambda: producer.send_offsets_to_transaction(offsets, metadata, _CALL_S)))
+            crash_point("save.commit")
+        except TimeoutError:
+            self.transactions["aborted"] += 1
+            self._producer = None  # whoever takes its name next has the brokers abort what it has begun
+            raise StateUnwritableError(
+                f"the brokers do not take the offsets of group {self._settings.group_id}; it is tried again",
+                reason="broker_unavailable",
+            ) from None
+        except KafkaException as exception:
+            error = error_of(exception)
+            self._abort(error)
+            if error.code() in _GROUP_MOVED:
+                return None
+            raise self._translated(error, "what is settled cannot be saved") from None
+        return pending
+
+    def _write(self, producer: Producer, topic: str, documents: Iterable[Document]) -> None:
+        for each in documents:
+            while True:
+                try:
+                    producer.produce(
+                        topic, each.value, each.key, headers=list(each.headers), on_delivery=self._delivered
+                    )
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+
+    def _delivered(self, error: KafkaError | None, _: Any) -> None:
+        if error is not None and error.code() not in {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}:
+            self._failed = error
+
+    def _retried(self, call: Callable[[], object]) -> None:
+        """Call until it is done, or fails for good, or the time is up."""
+        limit = self._now() + _CALL_S
+        while True:
+            try:
+                call()
+                return
+            except KafkaException as exception:
+                if not error_of(exception).retriable() or self._now() >= limit:
+                    raise
+
+    def _commit(self) -> bool:
+        """
+        Commit; asked again after a time-out, the client tells what has become of the same transaction.
+
+        Returns:
+            False: it was aborted, and nothing of it was saved.
+        """
+        producer = self._producer
+        assert producer is not None
+        try:
+            self._retried(lambda: producer.commit_transaction(_CALL_S))
+        except KafkaException as exception:
+            error = error_of(exception)
+            if error.retriable():
+                self.transactions["in_doubt"] += 1
+                raise StateUnwritableError(
+                    f"the brokers do not say whether a transaction of group {self._settings.group_id} is committed "
+                    f"({words(error)}); they are asked again",
+                    reason="broker_unavailable",
+                ) from None
+            self._in_doubt = None
+            self._abort(error)
+            if error.code() in _GROUP_MOVED:
+                return False
+            raise self._translated(error, "what is settled cannot be saved") from None
+        return True
+
+    def _abort(self, error: KafkaError) -> None:
+        """End a transaction that failed, so that the next one can begin; a new producer where that cannot be."""
+        self.transactions["aborted"] += 1
+        log.warning("transaction_aborted", error=words(error))
+        producer, is_fatal = self._producer, error.fatal()
+        assert producer is not None
+        try:
+            if not is_fatal:
+                self._retried(lambda: producer.abort_transaction(_CALL_S))
+        except KafkaException as exception:
+            log.warning("transaction_not_aborted", error=words(error_of(exception)))
+            is_fatal = True  # the brokers do it when its time is up, or for the producer that takes the name
+        if is_fatal:
+            self._producer = None
+
+    def _translated(self, error: KafkaError, what: str) -> StateError | ConfigError:
+        settings = self._settings
+        if error.code() in _FENCED and settings.group_instance_id:
+            return StateInUseError(
+                f"another member of group {settings.group_id} has the name {settings.group_instance_id}; give each its "
+                "own input.kafka.group_instance_id"
+            )
+        if right := refusal(settings, error):
+            return StateUnwritableError(f"{what}: {right}", reason="broker_forbidden")
+        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+            what += f"; raise max.message.bytes of {settings.letters}"
+            return StateUnwritableError(f"{what}: {words(error)}", reason="state_unwritable")
+        if error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
+            what += f"; make {settings.letters} and {settings.ledger}: shipper check --online --create-topics"
+            return StateUnwritableError(f"{what}: {words(error)}", reason="state_unwritable")
+        reason = "broker_unavailable" if error.retriable() or error.code() in _AWAY else "state_unwritable"
+        return StateUnwritableError(f"{what}: {words(error)}", reason=reason)
+
+
+def _bounded(call: Callable[[], object]) -> None:
+    """
+    Call in a thread of its own: of a group coordinator that was restarted, the client may wait for an answer for ever.
+
+    Raises:
+        TimeoutError: It did not come back; what it does later is of no effect.
+    """
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    threading.Thread(target=run, name="offsets", daemon=True).start()
+    done.result(_HANGS_S)
+
+
+_AWAY: Final = {
+    KafkaError._TIMED_OUT,
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+}

@@ -1,0 +1,263 @@
+"""
+One partition, from the assignment to this process until it is taken away, as a stream of lines.
+
+The messages stand one behind the other on an axis of virtual bytes, each as one line. An index tells which message
+stands where; it keeps what a dead letter needs and the line does not have, until the message is settled. The thread
+that polls appends to the index, the event loop drops what is settled, and the thread that saves reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from shipper.model.records import Chunk, LedgerKey, Stream
+
+CHUNK_BYTES: Final = 1 << 20
+# Not 0: three bytes at the start of a stream may be a byte-order mark, which is no part of a record.
+START_OFFSET: Final = 1
+_NO_RECORD: Final = b"-"  # stands for a value that would be no line at all; it is no JSON, so it becomes a dead letter
+_FRAME_BYTES: Final = 5  # of a schema registry: a zero, and the number of a schema
+# A line that is blank, or begins with a zero.
+_ODD: Final = re.compile(rb"^(?:[ \t\r\0]*$|\0)", re.MULTILINE)
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class Message(Protocol):
+    """What is used of a `confluent_kafka.Message`."""
+
+    def value(self) -> bytes | None: ...
+    def key(self) -> bytes | None: ...
+    def headers(self) -> list[tuple[str, bytes | None]] | None: ...
+    def offset(self) -> int | None: ...
+    def timestamp(self) -> tuple[int, int]: ...
+
+
+class Origin(NamedTuple):
+    """
+    A message as it came.
+
+    Attributes:
+        value: None = it had none; `...` stands for the line in the chunk.
+        timestamp_ms: Milliseconds since the epoch; negative = it has none.
+    """
+
+    offset: int
+    value: bytes | None
+    is_line: bool
+    key: bytes | None
+    headers: Headers
+    timestamp_ms: int
+
+
+class _Block(Struct, eq=False):
+    """
+    The messages of one chunk.
+
+    Attributes:
+        ends: Where each line ends on the axis.
+        offsets, timestamps: Of each message; milliseconds.
+        keys, headers: Of those that have some.
+        values: Of those that do not stand in the chunk as they came.
+    """
+
+    start: int
+    ends: array[int]
+    offsets: array[int]
+    timestamps: array[int]
+    keys: dict[int, bytes]
+    headers: dict[int, Headers]
+    values: dict[int, bytes | None]
+
+
+class Session(Struct):
+    """
+    What was counted of a partition by one owner, as it is in the ledger topic.
+
+    Attributes:
+        name: Unique.
+        totals: `read`, `accepted`, `dead_lettered`, `duplicates` and `unreachable`.
+        sums: Accepted and duplicates, by key of the ledger.
+    """
+
+    name: str
+    totals: dict[str, int] = {}
+    sums: dict[LedgerKey, tuple[int, int]] = {}
+
+
+class KafkaStream(Stream, kw_only=True):
+    """
+    A partition while this process has it.
+
+    Attributes:
+        topic_id: Tells a topic from another one that had its name before.
+        first: The offset at which it began; the next one to read if nothing was read.
+        end: The end of the partition at the last look; None = not known yet.
+        eof: The offset at which the last read message was known to be the last one; -1 = not known.
+        stopped: Why nothing is read of it, for a person; empty if it is read.
+        unreachable: Records that were gone before they were read, and are not in the ledger yet.
+        blocks: Of messages that are not settled.
+    """
+
+    topic: str
+    partition: int
+    topic_id: str
+    first: int
+    session: Session
+    end: int | None = None
+    eof: int = -1
+    stopped: str = ""
+    unreachable: int = 0
+    settled: int | None = None
+    max_record_bytes: int = 1 << 26
+    skips_tombstones: bool = False
+    tombstones_skipped: int = 0
+    blocks: deque[_Block]
+
+    @property
+    def place_in_group(self) -> tuple[str, int]:
+        return self.topic, self.partition
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind what is settled."""
+        return self.first if self.settled is None else self.settled
+
+    @property
+    def lag_records(self) -> int:
+        """Offsets that are not settled; what an aborted transaction left at the end is none."""
+        if not self.blocks and self.eof >= (self.end or 0):
+            return 0
+        return max(0, (self.end or 0) - self.next_offset)
+
+    @property
+    def oldest_ms(self) -> int | None:
+        """The timestamp of the oldest message that was read and is not settled; None if there is none."""
+        blocks = tuple(self.blocks)
+        return blocks[0].timestamps[0] if blocks else None
+
+    def chunks(self, messages: Sequence[Message]) -> list[Chunk]:
+        """Take messages, in the order of their offsets; cut into chunks of about 1 MiB."""
+        chunks, first, size = [], 0, 0
+        values = [message.value() for message in messages]
+        for index, value in enumerate(values):
+            size += len(value or b"")
+            if size >= CHUNK_BYTES:
+                chunks.append(self._chunk(messages[first : index + 1], values[first : index + 1]))
+                first, size = index + 1, 0
+        chunks.append(self._chunk(messages[first:], values[first:]))
+        return [chunk for chunk in chunks if chunk is not None]
+
+    def _chunk(self, messages: Sequence[Message], values: Sequence[bytes | None]) -> Chunk | None:
+        if self.skips_tombstones and None in values:
+            kept = [index for index, value in enumerate(values) if value is not None]
+            self.tombstones_skipped += len(values) - len(kept)
+            messages, values = [messages[index] for index in kept], [values[index] for index in kept]
+        if not messages:
+            return None
+        lines, odd = _lines(values, self.max_record_bytes)
+        data = b"\n".join(lines) + b"\n"
+        start = self.read_offset
+        block = _Block(
+            start=start,
+            ends=array("q", accumulate((len(line) + 1 for line in lines), initial=start))[1:],
+            offsets=array("q", [message.offset() or 0 for message in messages]),
+            timestamps=array("q", [message.timestamp()[1] for message in messages]),
+            keys={index: key for index, message in enumerate(messages) if (key := message.key()) is not None},
+            headers={index: headers for index, message in enumerate(messages) if (headers := message.headers())},
+            values=odd,
+        )
+        self.read_offset = start + len(data)
+        self.blocks.append(block)
+        return Chunk(stream=self, start_offset=start, end_offset=self.read_offset, data=data)
+
+    def origin(self, start_offset: int) -> Origin:
+        """Return the message whose line begins at, or covers, a virtual offset."""
+        block = self._block(start_offset)
+        index = bisect_right(block.ends, start_offset)
+        return Origin(
+            offset=block.offsets[index],
+            value=block.values.get(index),
+            is_line=index not in block.values,
+            key=block.keys.get(index),
+            headers=block.headers.get(index, ()),
+            timestamp_ms=block.timestamps[index],
+        )
+
+    def position_at(self, end_offset: int) -> int:
+        """Return the offset at which to go on behind a virtual offset, which is the end of a line."""
+        block = self._block(end_offset - 1)
+        index = bisect_left(block.ends, end_offset)
+        position = block.offsets[index] + 1
+        return max(position, self.eof) if end_offset == self.read_offset else position
+
+    def _block(self, offset: int) -> _Block:
+        blocks = tuple(self.blocks)  # at one stroke: other threads append and drop
+        return blocks[bisect_right(blocks, offset, key=lambda block: block.start) - 1]
+
+    def note_saved(self, end_offset: int) -> None:
+        """Drop what is settled and saved up to a virtual offset."""
+        self.settled = self.position_at(end_offset)
+        self.settled_until = self.settled_until_at(self.settled)
+        while self.blocks and self.blocks[0].ends[-1] <= end_offset:
+            self.blocks.popleft()
+
+    def note_ends(self, end: int, at: float) -> None:
+        """Take note of where the partition ended at a moment."""
+        self.end = end
+        if self.settled_until is not None and at < self.settled_until:
+            self.settled_until = None  # the clock was put back
+        if self.next_offset >= end or (not self.blocks and self.eof >= end):
+            self.settled_until = at
+        elif self.mark[1] is None or self.next_offset >= self.mark[0]:
+            self.mark = end, at
+
+    def settled_until_at(self, position: int) -> float | None:
+        """Return up to when everything is settled if all before a position is."""
+        end, at = self.mark
+        return at if at is not None and position >= end else self.settled_until
+
+
+def new_stream(**fields: object) -> KafkaStream:
+    """Make the stream of a partition that was assigned."""
+    return KafkaStream(kind="kafka", read_offset=START_OFFSET, blocks=deque(), **fields)  # type: ignore[arg-type]
+
+
+def _lines(values: Sequence[bytes | None], max_record_bytes: int) -> tuple[Sequence[bytes], dict[int, bytes | None]]:
+    """Return the line of each value, and the values that are not their line."""
+    if None not in values:
+        joined = b"\n".join(values)  # type: ignore[arg-type]
+        is_plain = joined.count(b"\n") == len(values) - 1 and not _ODD.search(joined)
+        if is_plain and max(map(len, values)) <= max_record_bytes:  # type: ignore[arg-type]
+            return values, {}  # type: ignore[return-value]
+    lines, odd = [], {}
+    for index, value in enumerate(values):
+        line = _line(value)
+        lines.append(line)
+        if line != value or len(line) > max_record_bytes:
+            odd[index] = value
+    return lines, odd
+
+
+def _line(value: bytes | None) -> bytes:
+    if value is None or not value.strip(b" \t\r\n\0"):
+        return _NO_RECORD
+    if value.startswith(b"\0"):
+        value = value[_FRAME_BYTES:] if value.startswith(b"{", _FRAME_BYTES) else _NO_RECORD
+    # To JSON a carriage return is what a newline is: white space, or a fault within a string.
+    return value.replace(b"\n", b"\r")
+
+
+def schema_id(value: bytes | None) -> int | None:
+    """Return the number of the schema that a schema registry's frame names; None if it is no such frame."""
+    if value is None or len(value) < _FRAME_BYTES or value[0] or value.startswith(b"{", _FRAME_BYTES):
+        return None
+    return int.from_bytes(value[1:_FRAME_BYTES], "big")

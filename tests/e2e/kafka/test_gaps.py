@@ -1,0 +1,119 @@
+"""Records that are gone before they were read, topics that are made again: said in words, and never passed over."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
+
+
+def settle(group: Group) -> None:
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+
+
+def stopped(running: Running) -> list[str]:
+    return [f"{each['topic']}/{each['partition']}" for each in partitions(running) if each["state"] == "stopped"]
+
+
+def test_records_that_were_deleted_stop_their_partition_until_somebody_decides(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    settle(group)
+    broker.produce(group.topic, values(sample, 100, 200), partition=0)
+    broker.produce(group.topic, values(sample, 200, 300), partition=1)
+    broker.delete_records(group.topic, 0, 150)
+    running = group.member()
+    where = f"{group.topic}/0: records 100 to 149 were deleted before they were read"
+    running.wait_for(where)
+    running.wait_until(lambda: broker.committed(group.name, group.topic).get(1) == 100, "the other partition goes on")
+    assert stopped(running) == [f"{group.topic}/0"]
+    assert broker.committed(group.name, group.topic)[0] == 100
+    ready = Admin(running).get("/readyz")
+    assert ready.status_code == 503
+    assert where in ready.text
+    group.write(on_gap="continue")
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_until(group.is_settled, "it goes on behind the gap")
+    assert running.stop().returncode == 0
+    assert '"event":"source_unreachable"' in running.stderr
+    service.assert_holds_exactly([*sample.ids[:100], *sample.ids[150:300]])
+    assert sums(broker.table(group.ledger))["unreachable"] == 50
+
+
+def test_records_that_are_deleted_while_the_partition_waits_are_a_gap_too(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    """The client itself notices: its position lies before the beginning."""
+    broker.produce(group.topic, values(sample, 0, 10), partition=0)
+    running = group.member({"input.kafka.max_fetched_bytes": 1_048_576})
+    running.wait_until(group.is_settled, "the group is at the end")
+    running.process.send_signal(signal.SIGSTOP)
+    broker.produce(group.topic, values(sample, 10, 100), partition=0)
+    broker.delete_records(group.topic, 0, 60)
+    running.process.send_signal(signal.SIGCONT)
+    running.wait_until(lambda: stopped(running) or group.is_settled(), "it has noticed, or had it all")
+    if stopped(running):
+        assert "records 10 to 59 were deleted before they were read" in running.stderr
+        service.assert_holds_exactly(sample.ids[:10])
+    else:  # what had been fetched before was not lost
+        service.assert_holds_exactly(sample.ids[:100])
+    assert running.stop().returncode == 0
+
+
+@pytest.mark.parametrize("records", [50, 150])
+def test_a_topic_that_was_made_again_is_not_taken_for_the_old_one(
+    records: int, group: Group, broker: Broker, service: Service, sample: Sample
+):
+    """With fewer records than were read of the old one, and with more."""
+    broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    settle(group)
+    broker.delete(group.topic)
+    broker.create(group.topic, 2)
+    broker.produce(group.topic, values(sample, 100, 100 + records), partition=0)
+    running = group.member()
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    running.wait_until(lambda: stopped(running) or service.stored > 100, "it stops or reads from the beginning")
+    if stopped(running):
+        assert re.search("made again|cut off", running.stderr)
+        group.write(on_gap="continue")
+        running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: service.stored == 100 + records, "the new one is read from its beginning")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[: 100 + records])
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    from confluent_kafka.admin import NewPartitions
+
+    broker.produce(group.topic, values(sample, 0, 10))
+    settle(group)
+    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
+        future.result(10)
+    broker.produce(group.topic, values(sample, 10, 20), partition=2)
+    running = group.member({"input.kafka.start": "end"})
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:20])
+
+
+def test_a_new_group_can_begin_at_the_end(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 10), partition=0)
+    running = group.member({"input.kafka.start": "end"})
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    broker.produce(group.topic, values(sample, 10, 20), partition=0)
+    running.wait_until(lambda: service.stored == 10, "what is new is delivered")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[10:20])

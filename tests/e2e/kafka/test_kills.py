@@ -1,0 +1,149 @@
+"""What a kill, a lost membership or a rebalance leaves: nothing lost, nothing counted twice, no letter twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, wait_until
+from tests.e2e.fake_service import HANG, FakeService
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import partitions, values
+
+
+@pytest.mark.parametrize("point", ["save.begin", "save.written", "save.commit", "save.done"])
+def test_a_kill_at_a_point_of_the_commit_loses_and_doubles_nothing(
+    point: str, group: Group, broker: Broker, service: Service, sample: Sample
+):
+    bad = [b"bad %d" % number for number in range(20)]
+    broker.produce(group.topic, [*values(sample, 0, 1000), *bad])
+    killed = group.member({"batch.max_events": 50}, env={"SHIPPER_CRASH_AT": f"{point}:2"})
+    killed.wait_until(lambda: killed.has_ended, "it was killed")
+    assert killed.process.returncode == -signal.SIGKILL
+    counts = sums(broker.table(group.ledger))
+    assert counts["read"] == sum(broker.committed(group.name, group.topic).values())
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:1000])
+    assert sorted(each.value or b"" for each in broker.table(group.letters).values()) == sorted(bad)
+    assert len(broker.read(group.letters)) == 20
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["dead_lettered"]) == (1020, 20)
+    assert counts["accepted"] + counts["duplicates"] == counts["rows_accepted"] + counts["rows_duplicates"] == 1000
+    assert counts["accepted"] == 1000
+
+
+def test_what_is_in_flight_at_a_rebalance_settles_before_the_partition_goes(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    broker.produce(group.topic, values(sample, 0, 200))
+    fake.default = HANG
+    first = group.member({"input.kafka.revoke_wait_seconds": 30})
+    first.wait_until(lambda: fake.requests, "a request hangs")
+    second = group.member()
+    second.wait_until(lambda: "PREPARING" in _state(broker, group), "a rebalance")
+    fake.release()
+    second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
+    second.wait_until(group.is_settled, "the group is at the end")
+    assert first.stop().returncode == 0
+    assert second.stop().returncode == 0
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:200])
+    assert sums(broker.table(group.ledger))["accepted"] == 200
+
+
+def test_what_does_not_settle_is_handed_over_and_its_late_answer_changes_nothing(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    broker.produce(group.topic, values(sample, 0, 200))
+    fake.default = HANG
+    first = group.member({"input.kafka.revoke_wait_seconds": 0})
+    first.wait_until(lambda: fake.requests, "a request hangs")
+    second = group.member({"input.kafka.revoke_wait_seconds": 0})
+    second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
+    fake.release()
+    second.wait_until(group.is_settled, "the group is at the end")
+    ended = first.stop()
+    assert ended.returncode == 0, ended.stderr
+    assert '"handed_over":100' in ended.stderr
+    assert second.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:200])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["rows_accepted"]) == (200, 200, 200)
+
+
+def test_a_member_that_was_stopped_past_its_session_commits_nothing_of_what_is_not_its_own(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    broker.produce(group.topic, values(sample, 0, 100))
+    fake.default = HANG
+    first = group.member()
+    first.wait_until(lambda: fake.requests, "a request hangs")
+    os.kill(first.pid, signal.SIGSTOP)
+    second = group.member()
+    fake.release()
+    second.wait_until(lambda: len(partitions(second)) == 2, "it has both partitions")
+    second.wait_until(group.is_settled, "the group is at the end")
+    settled = sums(broker.table(group.ledger))
+    assert settled["accepted"] == 100
+    os.kill(first.pid, signal.SIGCONT)
+    first.wait_for('"message":"lost')
+    first.wait_until(lambda: len(partitions(first)) == 1, "it is a member again")
+    broker.produce(group.topic, values(sample, 100, 200))
+    first.wait_until(group.is_settled, "the group is at the end")
+    assert first.stop().returncode == 0
+    assert second.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:200])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"]) == (200, 200)
+
+
+def test_a_partition_that_comes_back_is_no_duplicate_of_itself(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    """Accepted, not saved, lost, and read again by the same process."""
+    group.shipper.target = fake.target
+    broker.produce(group.topic, values(sample, 0, 100))
+    running = group.member({"state.commit_interval_seconds": 60})
+    running.wait_until(lambda: len(fake.event_ids()) == 100, "all are accepted, and nothing is saved")
+    os.kill(running.pid, signal.SIGSTOP)
+    admin = broker.admin
+    wait_until(lambda: not _members(admin, group.name), "the group has removed it")
+    os.kill(running.pid, signal.SIGCONT)
+    running.wait_for('"message":"lost')
+    running.wait_until(lambda: len(fake.event_ids()) == 200, "all are sent again")
+    assert running.stop().returncode == 0
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["duplicates"]) == (100, 100, 0)
+
+
+def _members(admin: object, group: str) -> int:
+    (future,) = admin.describe_consumer_groups([group]).values()  # type: ignore[attr-defined]
+    return len(future.result(10).members)
+
+
+def _state(broker: Broker, group: Group) -> str:
+    (future,) = broker.admin.describe_consumer_groups([group.name]).values()
+    return future.result(10).state.name
+
+
+def test_no_reader_of_committed_records_sees_a_letter_of_a_transaction_that_was_cut(
+    group: Group, broker: Broker, sample: Sample
+):
+    broker.produce(group.topic, [b"bad", *values(sample, 0, 10)], partition=0)
+    killed = group.member(env={"SHIPPER_CRASH_AT": "save.commit"})
+    killed.wait_until(lambda: killed.has_ended, "it was killed")
+    wait_until(lambda: broker.read(group.letters, isolation="read_uncommitted"), "a letter was written")
+    assert not broker.committed(group.name, group.topic)  # waits until the transaction has timed out
+    assert not broker.read(group.letters)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    assert len(broker.read(group.letters)) == 1

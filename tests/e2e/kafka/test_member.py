@@ -1,0 +1,161 @@
+"""`shipper run` as a member of a consumer group, at a real broker: what it delivers, commits, keeps and says."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.operated import Admin
+
+
+def values(sample: Sample, start: int, end: int) -> list[bytes]:
+    return [line.rstrip(b"\n") for line in sample.lines[start:end]]
+
+
+def test_a_member_delivers_a_topic_and_keeps_no_state(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 3000))
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    result = running.stop()
+    assert result.returncode == 0, result.stderr
+    service.assert_holds_exactly(sample.ids[:3000])
+    assert broker.committed(group.name, group.topic) == broker.ends(group.topic)
+    counts = sums(broker.table(group.ledger))
+    assert counts["read"] == counts["accepted"] == counts["rows_accepted"] == 3000
+    assert not group.shipper.state.exists()
+
+
+def test_a_further_member_goes_on_where_the_last_one_stopped(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    for start in (0, 500):
+        broker.produce(group.topic, values(sample, start, start + 500))
+        running = group.member()
+        running.wait_until(group.is_settled, "the group is at the end")
+        assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:1000])
+    assert service.received == 1000
+    assert sums(broker.table(group.ledger))["accepted"] == 1000
+
+
+def test_each_bad_message_is_one_letter_byte_for_byte(group: Group, broker: Broker, service: Service, sample: Sample):
+    good = values(sample, 0, 10)
+    bad: list[bytes | None] = [
+        b"not json",
+        b"",
+        b" \t ",
+        None,
+        b'{"EventId":\n"x"}',
+        changed(sample.lines[10], ConsumerCountry="123").rstrip(b"\n"),
+        b"\0\0\0\0\x07avro",
+        b"\xff\xfe",
+    ]
+    framed = b"\0\0\0\0\x09" + values(sample, 11, 12)[0]
+    spread = values(sample, 12, 13)[0].replace(b",", b",\n", 1)
+    broker.produce(group.topic, [*good, *bad, framed, spread], partition=1, headers={"trace": b"7"})
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly([*sample.ids[:10], sample.ids[11], sample.ids[12]])
+    letters = sorted(broker.table(group.letters).values(), key=lambda each: int(each.headers["shipper.offset"]))
+    assert [each.value for each in letters] == [b"null" if value is None else value for value in bad]
+    assert [int(each.headers["shipper.offset"]) for each in letters] == list(range(10, 18))
+    assert {each.headers["trace"] for each in letters} == {b"7"}
+    assert {each.headers["shipper.partition"] for each in letters} == {b"1"}
+    rules = [each.headers["shipper.rule"].decode() for each in letters]
+    assert [rules[0], rules[5]] == ["json", "country"]
+    assert letters[3].headers["shipper.tombstone"] == b"true"
+    assert b"schema 7" in letters[6].headers["shipper.message"]
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (20, 12, 8)
+
+
+def test_keys_stand_in_letters_and_tombstones_can_be_skipped(group: Group, broker: Broker, sample: Sample):
+    broker.produce(group.topic, [b"{}", None, *values(sample, 0, 1)], keys=[b"one"] * 3)
+    running = group.member({"input.kafka.tombstones": "skip"})
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    (letter,) = broker.table(group.letters).values()
+    assert (letter.value, letter.headers["shipper.key"]) == (b"{}", b"one")
+
+
+def test_repeated_event_ids_are_sent_once(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 100) * 2, partition=0)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    assert service.received == 100
+    counts = sums(broker.table(group.ledger))
+    assert (counts["accepted"], counts["duplicates"], counts["rows_duplicates"]) == (100, 100, 100)
+
+
+def test_two_members_share_the_partitions(group: Group, broker: Broker, service: Service, sample: Sample):
+    first, second = group.member(), group.member()
+    for running in (first, second):
+        running.wait_until(lambda running=running: len(partitions(running)) == 1, "it has one partition")
+    broker.produce(group.topic, values(sample, 0, 2000))
+    first.wait_until(group.is_settled, "the group is at the end")
+    accepted = [Admin(running).metrics()["shipper_events_accepted_total"] for running in (first, second)]
+    assert accepted == [1000, 1000]
+    assert first.stop().returncode == 0
+    second.wait_until(lambda: len(partitions(second)) == 2, "it has both")
+    assert second.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:2000])
+    assert service.received == 2000
+
+
+def partitions(running: object) -> list[dict[str, object]]:
+    live = Admin(running).status()["live"]  # type: ignore[arg-type]
+    return live["group"]["partitions"] if live and live["group"] else []
+
+
+def test_status_tells_of_the_whole_group(group: Group, broker: Broker, shipper: Shipper, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 100))
+    seen = shipper.run("status", "--json", check=False)
+    assert seen.returncode == 0, seen.stderr
+    document = json.loads(seen.stdout)
+    assert (document["members"], document["lag_records"]) == (0, 100)
+    assert shipper.run("status", "--until", "now", check=False).returncode == 4
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    document = json.loads(shipper.run("status", "--json", check=False).stdout)
+    assert (document["members"], document["lag_records"]) == (1, 0)
+    assert running.stop().returncode == 0
+    answer = shipper.run("status", "--until", "now", check=False)
+    assert answer.returncode == 0, answer.stdout
+    assert answer.stdout.startswith("yes: ")
+
+
+def test_check_makes_the_topics_that_a_member_writes(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper)
+    refused = shipper.run("run", check=False)
+    assert refused.returncode == 2
+    assert (
+        f"{group.letters}: the topic does not exist; make it: shipper check --online --create-topics" in refused.stderr
+    )
+    checked = shipper.run("check", "--online", "--create-topics", check=False)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert "compacted" in checked.stdout
+    assert "an empty one was committed" in checked.stdout
+    running = group.member()
+    running.wait_for("partitions_moved")
+    assert running.stop().returncode == 0
+
+
+def test_a_topic_for_letters_that_deletes_by_age_is_refused(broker: Broker, shipper: Shipper, service: Service):
+    group = Group(broker, shipper)
+    broker.create(group.letters)
+    broker.create(group.ledger, cleanup_policy="compact")
+    refused = shipper.run("run", check=False)
+    assert refused.returncode == 2
+    assert "cleanup.policy is delete" in refused.stderr
+
+
+def test_commands_for_a_state_directory_say_that_there_is_none(group: Group, shipper: Shipper):
+    for command in (["dead-letters", "list"], ["ledger"], ["pipe"], ["backfill", "kafka://events"]):
+        result = shipper.run(*command, check=False)
+        assert result.returncode == 2, command
+        assert group.letters in result.stderr

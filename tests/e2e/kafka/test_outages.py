@@ -1,0 +1,127 @@
+"""A service or brokers that are away, and a group under storm: it waits, and goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from random import Random
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service, wait_until
+from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
+
+
+def rebalances(running: Running) -> dict[str, int]:
+    return Admin(running).status()["live"]["group"]["rebalances"]
+
+
+def test_a_service_that_is_away_costs_no_membership(group: Group, broker: Broker, fake: FakeService, sample: Sample):
+    group.shipper.target = fake.target
+    fake.default = Reply(status=503)
+    text = group.shipper.config.read_text() + "client = { 'max.poll.interval.ms' = 6000 }\n"
+    group.shipper.config.write_text(text)
+    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member holds in memory
+    running = group.member({"delivery.retry_max_seconds": 1})
+    running.wait_for('"delivery_paused"')
+    wait_until(lambda: {each["state"] for each in partitions(running)} == {"paused"}, "its partitions are paused")
+    since = time.monotonic()
+    wait_until(lambda: time.monotonic() > since + 13, "two poll intervals have passed")
+    assert rebalances(running) == {"assigned": 2, "revoked": 0, "lost": 0}
+    fake.default = Reply()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert rebalances(running) == {"assigned": 2, "revoked": 0, "lost": 0}
+    assert running.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:40_000])
+    assert sums(broker.table(group.ledger))["accepted"] == 40_000
+
+
+def test_brokers_that_are_away_are_waited_for(group: Group, broker: Broker, service: Service, sample: Sample):
+    running = group.member({"input.kafka.session_timeout_seconds": 45})
+    broker.produce(group.topic, values(sample, 0, 500))
+    running.wait_until(group.is_settled, "the group is at the end")
+    broker.stop()
+    running.wait_until(lambda: "broker_unavailable" in _pauses(running), "it says so")
+    broker.start()
+    broker.produce(group.topic, values(sample, 500, 1000))
+    running.wait_until(group.is_settled, "the group is at the end", limit_s=120)
+    running.wait_until(lambda: not _pauses(running), "it says nothing any more")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:1000])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"]) == (1000, 1000)
+
+
+def test_a_transaction_that_nobody_answered_has_one_outcome(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    """The broker answers nothing while records are settled."""
+    running = group.member({"input.kafka.session_timeout_seconds": 45, "state.commit_interval_seconds": 1})
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    broker.produce(group.topic, [*values(sample, 0, 500), b"bad"])
+    running.wait_until(lambda: service.stored, "it delivers")
+    broker.freeze()
+    try:
+        running.wait_until(lambda: "broker_unavailable" in _pauses(running) or service.stored == 500, "it has noticed")
+        since = time.monotonic()
+        wait_until(lambda: time.monotonic() > since + 15, "calls have failed")
+    finally:
+        broker.thaw()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop(limit_s=60).returncode == 0
+    service.assert_holds_exactly(sample.ids[:500])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (501, 500, 1)
+    assert len(broker.table(group.letters)) == 1
+
+
+def _pauses(running: Running) -> list[str]:
+    live = Admin(running).status()["live"]
+    return [each["reason"] for each in live["pauses"]] if live else []
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_kills_and_joins_lose_nothing_and_count_everything_once(
+    protocol: str, broker: Broker, service: Service, group: Group, sample: Sample, rng: Random
+):
+    """Members come, go and are killed while records arrive."""
+    topic = group.topic
+    settings: dict[str, object] = {
+        "input.kafka.group_protocol": protocol,
+        "input.kafka.session_timeout_seconds": 3 if protocol == "classic" else ...,
+        "input.kafka.revoke_wait_seconds": 0.5,
+        "batch.max_events": 200,
+    }
+    count, bad = 20_000, [b"bad %d" % number for number in range(100)]
+    lines = values(sample, 0, count)
+    mixed = [*lines, *bad]
+    rng.shuffle(mixed)
+    members = [group.member(settings) for _ in range(3)]
+    kills = 0
+    for start in range(0, len(mixed), len(mixed) // 12):
+        broker.produce(topic, mixed[start : start + len(mixed) // 12])
+        victim = members.pop(rng.randrange(len(members)))
+        if rng.random() < 0.6:
+            victim.process.kill()
+            victim.process.wait(30)
+            kills += 1
+        else:
+            assert victim.stop(limit_s=60).returncode in {0, 4}
+        members.append(group.member(settings))
+    last = members[-1]
+    last.wait_until(group.is_settled, "the group is at the end", limit_s=180)
+    for running in members:
+        assert running.stop(limit_s=60).returncode in {0, 4}, running.stderr
+    assert kills
+    service.assert_holds_exactly(sample.ids[:count])
+    letters = broker.table(group.letters)
+    assert sorted(each.value or b"" for each in letters.values()) == sorted(bad)
+    assert len(broker.read(group.letters)) == len(bad)
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["dead_lettered"]) == (count + len(bad), len(bad))
+    assert counts["accepted"] == counts["rows_accepted"] == count, json.dumps(counts)
