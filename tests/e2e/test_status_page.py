@@ -12,6 +12,7 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from shipper.model.group import GroupState, PartitionState
 from shipper.status.live import Live, Pause
 from tests.e2e.browser import Browser, Page
 from tests.status_page_server import (
@@ -333,6 +334,30 @@ def test_inputs_are_a_table_with_their_progress(show: Show):
     assert page.run("document.querySelector('#streams progress').position") == pytest.approx(0.6887, abs=0.001)
     assert "gzip" in page.texts("#streams tbody tr")[1]
     assert page.text("#streams .sub") == "3 files, 1 behind by 96.5 MB in all; the one with most lag first."
+
+
+def test_a_member_of_a_group_shows_its_partitions_in_place_of_files(show: Show):
+    at = {"topic": "events", "offset": 1200, "end": 1500}
+    group = GroupState(
+        group="shipper",
+        protocol="classic",
+        partitions=[
+            PartitionState(**at, partition=3, lag_records=300, delivered_until=NOW - 60),
+            PartitionState(**at, partition=7, state="stopped", message="events/7: records are gone"),
+        ],
+        handed_over=1840,
+        last_rebalance="gave 2",
+        last_rebalance_at=NOW - 300,
+    )
+    page = show(document(replace(HEALTHY, group=group)))
+    assert page.texts("#streams thead th") == ["Partition", "Settled to", "End", "Lag", "Delivered up to"]
+    assert page.texts("#streams tbody tr")[0] == "events/3reading 1,200 1,500 300 16:12:20"
+    assert page.texts("#streams .more") == ["events/7: records are gone"]
+    assert page.text("#streams .sub").startswith(
+        "Member of the group shipper (classic): 2 partitions, 300 records behind. Last rebalance 16:08:20: gave 2."
+    )
+    assert tiles(page)["Lag"].startswith("300 |")
+    assert page.text("#dead-letters") == "They are in a topic of the group."
 
 
 def test_inputs_beyond_those_that_are_sent_are_counted(show: Show):

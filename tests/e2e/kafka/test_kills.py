@@ -134,6 +134,23 @@ def _state(broker: Broker, group: Group) -> str:
     return future.result(10).state.name
 
 
+def test_a_second_member_with_the_same_name_ends_the_first(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    name: dict[str, object] = {"input.kafka.group_instance_id": "one"}
+    first = group.member(name)
+    first.wait_until(lambda: len(partitions(first)) == 2, "it has both partitions")
+    second = group.member(name)
+    broker.produce(group.topic, values(sample, 0, 100))
+    first.wait_until(lambda: first.has_ended, "the first one ends")
+    assert first.process.returncode == 5, first.stderr
+    assert "another member" in first.stderr
+    second.wait_until(group.is_settled, "the group is at the end")
+    assert second.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:100])
+    assert sums(broker.table(group.ledger))["accepted"] == 100
+
+
 def test_no_reader_of_committed_records_sees_a_letter_of_a_transaction_that_was_cut(
     group: Group, broker: Broker, sample: Sample
 ):
