@@ -44,7 +44,8 @@ _QUEUED_CHUNKS: Final = 64
 _CALL_S: Final = 5.0
 _ENDS_S: Final = 5.0
 _TOPICS_S: Final = 30.0
-_CLOSE_S: Final = 30.0
+_NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
+_CLOSE_S: Final = 10.0
 _Place = tuple[str, int]
 
 
@@ -227,7 +228,7 @@ class Member:
             self.consumer.close()
 
     def _fail(self, error: ShipperError) -> None:
-        self.failure = error
+        self.failure, self.membership = error, None
         self._notify()
 
     def _turn(self) -> None:
@@ -248,9 +249,20 @@ class Member:
             self._pause(True)
         self._moved.clear()
         messages = self.consumer.consume(_MESSAGES, _PAUSED_POLL_S if self._is_paused else _POLL_S)
-        self.membership = self.consumer.consumer_group_metadata()
+        self.membership = self._proof()
         self._take(messages)
         self._look_around()
+
+    def _proof(self) -> object:
+        """
+        Return what proves the membership; None while there is none.
+
+        The brokers take offsets from whoever claims to be no member at all, which is what the client says of itself from
+        the moment on at which it hears that it was removed.
+        """
+        metadata = self.consumer.consumer_group_metadata()
+        is_outside = bytes(metadata).startswith(_NO_GENERATION) or not self.consumer.memberid()
+        return None if is_outside else metadata
 
     def _is_queue_full(self) -> bool:
         queued = tuple(self._queue)
@@ -321,14 +333,14 @@ class Member:
             self._begin_again(stream)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
             log.warning("poll_interval_exceeded", message="the member was not heard of for too long, and joins again")
-        elif error.fatal():
+        elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:
             self.note_error(error)
 
     def _fatal(self, error: KafkaError) -> ShipperError:
         name = self._settings.group_instance_id
-        if error.code() in {KafkaError.FENCED_INSTANCE_ID, KafkaError._FENCED} and name:
+        if name and "fenced" in error.str():
             return StateInUseError(
                 f"another member of group {self._settings.group_id} has the name {name}; give each its own "
                 "input.kafka.group_instance_id"

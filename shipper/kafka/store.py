@@ -26,7 +26,7 @@ from shipper.model.errors import ConfigError, StateError, StateInUseError, State
 from shipper.model.records import Checkpoint
 from shipper.state.store import Saved
 from shipper.system.crash_points import crash_point
-from shipper.system.work import Piece, at_work
+from shipper.system.work import Piece, at_work, step
 
 log = structlog.get_logger("kafka")
 
@@ -59,7 +59,7 @@ class TransactionStore:
 
     Args:
         name: The transactional id.
-        membership: Gives what proves to the brokers that this process is a member.
+        membership: Gives what proves to the brokers that this process is a member; None while it is none.
         new_session: Gives the name of a session that nobody else has.
         now: The clock that does not jump, seconds.
 
@@ -151,6 +151,8 @@ class TransactionStore:
     def _prepared(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
         """Begin a transaction and write everything into it; None if the group has moved on."""
         metadata = self._membership()
+        if metadata is None:
+            return None
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
         producer = self._producer
@@ -214,6 +216,7 @@ class TransactionStore:
         """Call until it is done, or fails for good, or the time is up."""
         limit = self._now() + _CALL_S
         while True:
+            step()
             try:
                 call()
                 return
