@@ -257,8 +257,8 @@ class Member:
         """
         Return what proves the membership; None while there is none.
 
-        The brokers take offsets from whoever claims to be no member at all, which is what the client says of itself from
-        the moment on at which it hears that it was removed.
+        The brokers take offsets from a client that claims to be no member at all, which is what this one says of
+        itself as soon as it hears that it was removed.
         """
         metadata = self.consumer.consumer_group_metadata()
         is_outside = bytes(metadata).startswith(_NO_GENERATION) or not self.consumer.memberid()
