@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import groupby
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -280,22 +281,21 @@ class Member:
         by_place: dict[_Place, list[Any]] = {}
         ends: list[Any] = []
         dropped: set[_Place] = set()
-        for message in messages:
-            place = message.topic(), message.partition()
-            if message.error() is not None:
-                ends.append(message)
-            elif place in self._moved:
+        for place, own in groupby(messages, key=_place_of):
+            good = by_place.setdefault(place, [])
+            for message in own:
+                (good if message.error() is None else ends).append(message)
+            if place in self._moved and (good or ends):
                 dropped.add(place)
-            else:
-                by_place.setdefault(place, []).append(message)
+                good.clear()
         for place in dropped & self._streams.keys():
             self._seek(self._streams[place], self._streams[place].first)
-        for place, own in by_place.items():
-            if (stream := self._streams.get(place)) is not None and not stream.stopped:
-                for chunk in stream.chunks(own):
+        for place, good in by_place.items():
+            if good and (stream := self._streams.get(place)) is not None and not stream.stopped:
+                for chunk in stream.chunks(good):
                     if self._is_reading:
                         self._queue.append(chunk)
-        if by_place:
+        if any(by_place.values()):
             self._obstacles.pop("broker_forbidden", None)
             self._notify()
         for message in ends:
@@ -327,8 +327,8 @@ class Member:
     def _note_event(self, error: KafkaError, topic: str | None, partition: int | None, offset: int | None) -> None:
         stream = self._streams.get((topic or "", -1 if partition is None else partition))
         if error.code() == KafkaError._PARTITION_EOF:
-            if stream is not None and stream.place_in_group not in self._moved and offset is not None:
-                stream.eof = offset
+            if stream is not None and offset is not None and stream.place_in_group not in self._moved:
+                stream.eof = offset  # after a rebalance it is read again
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self._begin_again(stream)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
@@ -558,3 +558,7 @@ class Member:
                     self._begin_again(stream, is_lost=True)
         if not is_gone:
             self._obstacles.pop("input_gap", None)
+
+
+def _place_of(message: Any) -> _Place:
+    return message.topic(), message.partition()

@@ -8,7 +8,6 @@ that polls appends to the index, the event loop drops what is settled, and the t
 
 from __future__ import annotations
 
-import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -25,8 +24,6 @@ CHUNK_BYTES: Final = 1 << 20
 START_OFFSET: Final = 1
 _NO_RECORD: Final = b"-"  # stands for a value that would be no line at all; it is no JSON, so it becomes a dead letter
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero, and the number of a schema
-# A line that is blank, or begins with a zero.
-_ODD: Final = re.compile(rb"^(?:[ \t\r\0]*$|\0)", re.MULTILINE)
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -234,8 +231,9 @@ def new_stream(**fields: object) -> KafkaStream:
 def _lines(values: Sequence[bytes | None], max_record_bytes: int) -> tuple[Sequence[bytes], dict[int, bytes | None]]:
     """Return the line of each value, and the values that are not their line."""
     if None not in values:
-        joined = b"\n".join(values)  # type: ignore[arg-type]
-        is_plain = joined.count(b"\n") == len(values) - 1 and not _ODD.search(joined)
+        joined = b"\n" + b"\n".join(values)  # type: ignore[arg-type]
+        # Nearly all: each value is a line, and begins as an object does. Two counts cost a tenth of a look at each.
+        is_plain = joined.count(b"\n") == joined.count(b"\n{") == len(values)
         if is_plain and max(map(len, values)) <= max_record_bytes:  # type: ignore[arg-type]
             return values, {}  # type: ignore[return-value]
     lines, odd = [], {}
