@@ -209,7 +209,7 @@ class Pipeline:
             observer.phase = "stopped"
             try:
                 self._settlement.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
-                await self._settlement.save()  # shields itself
+                await self._settlement.save_rest()  # shields itself
             finally:
                 last = observer.end("failed" if sys.exception() else self._outcome())
         return Summary(

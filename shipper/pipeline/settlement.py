@@ -33,6 +33,8 @@ MAX_HELD_BYTES: Final = 8 << 20
 """Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
 _SAVED_TOGETHER: Final = 8192  # entries, four records counting as one: then a save waits no longer
 _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again
+_LAST_TRIES: Final = 10
+_BETWEEN_LAST_TRIES_S: Final = 0.5
 _EXPIRY_INTERVAL_S: Final = 3600.0
 _DAY_S: Final = 86_400.0
 _DUPLICATES_TOLD: Final = 5
@@ -110,7 +112,7 @@ class Settlement:
         self._ends_at = math.inf
         self._saving = anyio.CancelScope()
         self._is_stuck = False
-        self._turn = anyio.Lock()  # one save at a time, and none while streams are abandoned
+        self._turn = anyio.Lock(fast_acquire=True)  # one save at a time, and none while streams are abandoned
         self._duplicates_told = 0
         self.window = window
         self.acks = Acks()
@@ -358,8 +360,18 @@ class Settlement:
         Raises:
             StateError: The state store cannot be written, or not in time.
         """
-        async with self._turn:
-            await self._save()
+        with anyio.CancelScope(shield=True):
+            async with self._turn:
+                await self._save()
+
+    async def save_rest(self) -> None:
+        """Save at the end; again a few times while nothing but another process stands in the way, as in a rebalance."""
+        for _ in range(_LAST_TRIES):
+            await self.save()
+            if not self._unsaved or self.obstacle.reason:
+                return
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(_BETWEEN_LAST_TRIES_S)
 
     async def _save(self) -> None:
         taken = self.acks.take()

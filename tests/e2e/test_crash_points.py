@@ -38,11 +38,12 @@ SETTINGS = {
 BAD = b'{"bad": true}\n'
 SAVES = ("save.begin", "save.commit", "save.done")
 SPOOL = ("spool.append", "spool.appended", "spool.delete", "spool.deleted")
+BROKERS = ("save.written",)  # with a broker, see kafka/test_kills.py
 COMPLETION = ("complete.delete", "complete.taken", "complete.done")
 
 
 def test_every_crash_point_is_tried():
-    assert {*SAVES, *SPOOL, *COMPLETION} == set(get_args(CrashPoint))
+    assert {*SAVES, *SPOOL, *BROKERS, *COMPLETION} == set(get_args(CrashPoint))
 
 
 def crash(shipper: Shipper, point: str, passing: int, *arguments: str | Path, **options: object) -> State:
