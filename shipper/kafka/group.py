@@ -223,6 +223,8 @@ class Member:
             log.exception("kafka_thread_failed")
             self._fail(ShipperError(f"the thread that polls the brokers has failed: {error!r}"))
         finally:
+            if not self._is_closing and self.failure is None:  # the client raises what is no exception to Python
+                self._fail(ShipperError("the thread that polls the brokers has failed"))
             while not self._is_closing:
                 self._has_room.clear()
                 self._has_room.wait(_PAUSED_POLL_S)
@@ -375,6 +377,9 @@ class Member:
         begins = self._begins(places) if places else {}
         for place, (at, found) in begins.items():
             self._streams[place] = self._new_stream(found, at)
+        if not begins:  # this process is at its end, and reads no more
+            consumer.incremental_assign(partitions)
+            return
         consumer.incremental_assign([TopicPartition(*place, begins[place][0].offset) for place in begins])
         stopped = [TopicPartition(*place) for place in begins if self._is_paused or self._streams[place].stopped]
         if stopped:
