@@ -14,8 +14,9 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 use lines::{scan_lines, take, Event, Limits};
 use window::{keys_in, Window};
 
-/// Lines, end, slot, keys, ConsumerIDs, whether these are distinct, ledger, whether a line ended it.
-type Taken<'py> = (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, bool, Bound<'py, PyDict>, bool);
+/// Lines, end, slot, keys, ConsumerIDs, those that repeat, ledger, whether a line ended it.
+type Taken<'py> =
+    (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<(usize, usize, usize)>, Bound<'py, PyDict>, bool);
 
 #[pyclass(name = "DedupeWindow")]
 struct PyWindow {
@@ -136,8 +137,7 @@ impl Scan {
         for (key, count) in run.tally() {
             ledger.set_item((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), count)?;
         }
-        let is_distinct = run.has_distinct_consumers();
-        Ok((run.events.len(), run.end, slot, keys, consumer_ids, is_distinct, ledger, run.is_stopped))
+        Ok((run.events.len(), run.end, slot, keys, consumer_ids, run.repeats(), ledger, run.is_stopped))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Whatever is taken here, `shipper.codec.judge` accepts as it stands. It accepts a little more, which is left to it:
 //! numbers with a fraction, escapes in names and in values that have a form or are counted, media of over 20 digits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::hashing::Folding;
 use crate::window::Window;
@@ -115,10 +115,20 @@ impl Run<'_> {
         counts
     }
 
-    pub fn has_distinct_consumers(&self) -> bool {
+    /// The events whose ConsumerID stands in an event before: ordinal, start and end of the line in the data.
+    pub fn repeats(&self) -> Vec<(usize, usize, usize)> {
         let mut ids: Vec<u64> = self.events.iter().map(|event| event.consumer_id).collect();
         ids.sort_unstable();
-        ids.windows(2).all(|pair| pair[0] != pair[1])
+        if ids.windows(2).all(|pair| pair[0] != pair[1]) {
+            return Vec::new();
+        }
+        let mut seen = HashSet::with_capacity_and_hasher(self.events.len(), Folding::new());
+        let is_repeat = |(_, event): &(usize, &Event)| !seen.insert(event.consumer_id);
+        let place = |(ordinal, event): (usize, &Event)| {
+            let start = event.line.start as usize;
+            (ordinal, start, start + event.line.length as usize)
+        };
+        self.events.iter().enumerate().filter(is_repeat).map(place).collect()
     }
 }
 

@@ -8,6 +8,7 @@ use crate::hashing::Folding;
 /// Most keys that are admitted at a time.
 pub const ADMITTED_MAX: usize = 1 << 14;
 
+const CELLS_MIN: usize = 1 << 12;
 const VOID: u8 = 0;
 const UNSETTLED: u8 = 1;
 const ACCEPTED: u8 = 2;
@@ -39,7 +40,7 @@ impl Window {
         assert!(capacity < u32::MAX as usize, "a window of {size} EventIds");
         Window {
             size,
-            cells: vec![0; if size > 0 { (3 * capacity / 2).next_power_of_two() } else { 0 }],
+            cells: vec![0; if size > 0 { CELLS_MIN } else { 0 }],
             keys: vec![0; capacity],
             states: vec![VOID; capacity],
             before: vec![0; capacity],
@@ -153,9 +154,27 @@ impl Window {
         self.next = first;
     }
 
+    /// Have more cells than slots that are in use: no more than that, as any of their pages will be written.
+    fn spread(&mut self, count: usize) {
+        let used = (self.next - self.oldest) as usize + count;
+        if 3 * used / 2 <= self.cells.len() {
+            return;
+        }
+        self.cells = vec![0; (2 * used).next_power_of_two()];
+        let end = std::mem::replace(&mut self.next, self.oldest);
+        while self.next < end {
+            let (slot, place) = (self.next, self.place(self.next));
+            self.next += 1;
+            if self.states[place] != VOID {
+                self.insert(slot, self.keys[place], self.states[place]);
+            }
+        }
+    }
+
     /// The first of some slots that lie together in the ring; what is there is forgotten.
     fn room(&mut self, count: usize) -> u64 {
         assert!(0 < count && count <= ADMITTED_MAX);
+        self.spread(count);
         let capacity = self.states.len();
         let mut place = self.place(self.next);
         if place + count > capacity {

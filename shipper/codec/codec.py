@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from array import array
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
@@ -251,7 +251,7 @@ class Codec:
             events=events,
             consumer_ids=columns.consumer_ids,
             has_new_event_ids=is_watched,
-            has_distinct_consumer_ids=len(set(columns.consumer_ids)) == events,
+            repeats=repeats_in(columns.consumer_ids, piece.lines),
             last_good=last_good,
             waits=waits,
         )
@@ -273,7 +273,7 @@ class Codec:
         start = _first_line(chunk, offset - chunk.start_offset)
         if self._scanned is None or self._scanned[0] is not chunk:
             self._scanned = chunk, chunk.scan or NATIVE.scan(data)
-        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = self._scanned[1].take(
+        events, end, slot, keys, consumer_ids, repeats, ledger, is_stopped = self._scanned[1].take(
             data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
         )
         if is_stopped:  # where that is soon, more and more lines are judged before the scanner is asked again
@@ -305,7 +305,7 @@ class Codec:
             events=events,
             consumer_ids=memoryview(consumer_ids).cast("q"),
             has_new_event_ids=self.window.is_on,
-            has_distinct_consumer_ids=is_distinct,
+            repeats=[(ordinal, begin - start, stop - start) for ordinal, begin, stop in repeats],
             last_good=span.lines_at,
         )
 
@@ -524,7 +524,6 @@ class Codec:
             events=0,
             consumer_ids=(),
             has_new_event_ids=True,
-            has_distinct_consumer_ids=True,
         )
 
 
@@ -543,6 +542,20 @@ def _first_line(chunk: Chunk, start: int) -> int:
     start = first_record(chunk, start)
     blank = _BLANK_LINES.match(chunk.data, start)
     return blank.end() if blank else start
+
+
+def repeats_in(consumer_ids: Sequence[int], lines: bytes) -> list[tuple[int, int, int]]:
+    """Find the events whose ConsumerID stands in an event before."""
+    seen: set[int] = set()
+    if len(set(consumer_ids)) == len(consumer_ids):
+        return []
+    repeats, start = [], 0
+    for ordinal, (line, consumer_id) in enumerate(zip(lines.split(b"\n"), consumer_ids, strict=True)):
+        if consumer_id in seen:
+            repeats.append((ordinal, start, start + len(line)))
+        seen.add(consumer_id)
+        start += len(line) + 1
+    return repeats
 
 
 def _bounds_of(piece: _Piece, origin: int) -> array[int]:

@@ -354,6 +354,12 @@ class _Identified(Struct):
 
 
 _identified: Final = Decoder(list[_Identified]).decode
+_one_identified: Final = Decoder(_Identified).decode
+
+
+def event_id_of(line: bytes) -> str:
+    """Read the EventId of an event in the wire form."""
+    return _one_identified(line).EventId
 
 
 class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
@@ -365,7 +371,7 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
         consumer_ids: One for each event, in order.
         has_new_event_ids: Whether each EventId is known to stand in no other unsettled event, and once in this chunk,
             but for empty ones and those that wait.
-        has_distinct_consumer_ids: Whether each ConsumerID stands once in this chunk.
+        repeats: The events whose ConsumerID stands in an event before: ordinal, start and end in `lines`.
         last_good: Where the last good record begins in the stream, duplicates included; -1 if there is none. Of
             records that are all good, where any of them begins.
         waits: So many events at the end have the EventId of one whose answer is not there: until then they wait.
@@ -376,7 +382,7 @@ class EncodedChunk(Struct, frozen=True, eq=False, kw_only=True):
     events: int
     consumer_ids: Sequence[int]
     has_new_event_ids: bool
-    has_distinct_consumer_ids: bool
+    repeats: Sequence[tuple[int, int, int]] = ()
     last_good: int = -1
     waits: int = 0
 

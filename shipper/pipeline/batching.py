@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence, Set
 from typing import Final, NamedTuple
 
-from shipper.model.records import Batch, EncodedChunk, Span
+from shipper.model.records import Batch, EncodedChunk, Span, event_id_of
 from shipper.model.wire import BODY_HEAD, BODY_TAIL
 
 # A chunk is kept in memory as long as one of its events waits: this many batches bound how many there are.
@@ -107,13 +107,8 @@ class Batcher:
         if not chunk.events:
             return
         assert chunk.events <= self.room_events
-        if not chunk.waits and self._are_ids_unique(chunk):
-            self._pieces += (chunk.lines.replace(b"\n", b","), b",")
-            self._bytes += len(chunk.lines) + 1
-            self._events += chunk.events
-            self._parts.append((chunk.span, range(chunk.events)))
-            self._uncollected.append(chunk)
-            self._note_arrival(now)
+        if not chunk.waits and self._are_ids_new(chunk):
+            self._add_together(chunk, now)
             return
         events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
         for ordinal, (line, event_id, consumer_id) in enumerate(events):
@@ -145,18 +140,40 @@ class Batcher:
         """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
         return self._waiting.pop(event_id, ())
 
-    def _are_ids_unique(self, chunk: EncodedChunk) -> bool:
-        """Return whether no id of a chunk stands twice in it, or in the open batch."""
-        is_unique = chunk.has_distinct_consumer_ids or not self._unique_consumers
+    def _are_ids_new(self, chunk: EncodedChunk) -> bool:
+        """Return whether no EventId of a chunk stands twice in it or in the open batch, and no ConsumerID in that."""
         if not chunk.has_new_event_ids:
             event_ids = chunk.event_ids
-            is_unique = is_unique and len(set(event_ids)) == len(event_ids)
-        if not is_unique or not self._events:
-            return is_unique
+            if len(set(event_ids)) < len(event_ids):
+                return False
+        if not self._events:
+            return True
         self._collect_ids()
         return (not self._unique_consumers or self._consumer_ids.isdisjoint(chunk.consumer_ids)) and (
             chunk.has_new_event_ids or self._event_ids.isdisjoint(event_ids)
         )
+
+    def _add_together(self, chunk: EncodedChunk, now: float) -> None:
+        """Take the events of a chunk but for those whose ConsumerID stands in it before; they are deferred."""
+        start = ordinal = 0
+        for other, other_start, other_end in chunk.repeats if self._unique_consumers else ():
+            self._take_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
+            line = chunk.lines[other_start:other_end]
+            self._defer(
+                Deferred(line, event_id_of(line), chunk.consumer_ids[other], chunk.span, other, now, self._batches)
+            )
+            start, ordinal = other_end + 1, other + 1
+        self._take_run(chunk, range(ordinal, chunk.events), chunk.lines[start:])
+        self._uncollected.append(chunk)
+        self._note_arrival(now)
+
+    def _take_run(self, chunk: EncodedChunk, ordinals: range, lines: bytes) -> None:
+        """Put events of a chunk that follow one another into the open batch."""
+        if ordinals:
+            self._pieces += (lines.replace(b"\n", b","), b",")
+            self._bytes += len(lines) + 1
+            self._events += len(ordinals)
+            self._parts.append((chunk.span, ordinals))
 
     def _collect_ids(self) -> None:
         """Make the sets of ids in the open batch; most batches are of one chunk and never need them."""

@@ -6,6 +6,7 @@ import re
 from array import array
 from typing import Final
 
+from shipper.codec.codec import repeats_in
 from shipper.codec.columns import Columns, tally
 from shipper.codec.dedupe import keys_of
 from shipper.codec.judge import SEPARATOR, Judge
@@ -35,7 +36,7 @@ def check_scanner(data: bytes) -> object:
     known: set[bytes] = set()
     scan = NATIVE.scan(body)
     while start < len(body):
-        events, end, slot, keys, consumer_ids, is_distinct, ledger, is_stopped = scan.take(
+        events, end, slot, keys, consumer_ids, repeats, ledger, is_stopped = scan.take(
             body, start, room_events, room_bytes, _LIMIT, LATEST, window
         )
         lines = body[start:end].removesuffix(b"\n").split(b"\n") if events else []
@@ -46,7 +47,10 @@ def check_scanner(data: bytes) -> object:
             assert max(map(len, lines)) <= _LIMIT
             assert sum(map(len, lines)) + events - 1 <= room_bytes
             assert array("q", consumer_ids).tolist() == columns.consumer_ids
-            assert is_distinct == (len(set(columns.consumer_ids)) == events)
+            assert repeats == [
+                (ordinal, start + begin, start + finish)
+                for ordinal, begin, finish in repeats_in(columns.consumer_ids, b"\n".join(lines))
+            ]
             assert ledger == tally(columns)
             if window.is_on:
                 ids = [keys[at : at + 16] for at in range(0, len(keys), 16)]

@@ -8,6 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shipper.codec.codec import repeats_in
 from shipper.model.records import Batch, EncodedChunk, Span, Stream
 from shipper.pipeline.batching import Batcher
 
@@ -26,7 +27,7 @@ def chunk(*pairs: tuple[str, int], pad: int = 0, is_known: bool = False) -> Enco
         events=len(pairs),
         consumer_ids=[consumer_id for _, consumer_id in pairs],
         has_new_event_ids=is_known,
-        has_distinct_consumer_ids=len({consumer_id for _, consumer_id in pairs}) == len(pairs),
+        repeats=repeats_in([consumer_id for _, consumer_id in pairs], b"\n".join(lines)),
     )
 
 

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 import shipper
-from shipper.codec.codec import Codec
+from shipper.codec.codec import Codec, repeats_in
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
 from shipper.config.secrets import LiteralSecret
 from shipper.config.settings import OAuth2Settings, RecordsSettings, load_settings
@@ -225,7 +225,7 @@ def deferred(size: int) -> Run:
             events=events,
             consumer_ids=[1] * events,
             has_new_event_ids=True,
-            has_distinct_consumer_ids=False,
+            repeats=repeats_in([1] * events, lines),
         ),
         0.0,
     )

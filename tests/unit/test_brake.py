@@ -47,7 +47,6 @@ def piece(of: Stream, rules: Iterable[str]) -> EncodedChunk:
         events=len(good),
         consumer_ids=[],
         has_new_event_ids=True,
-        has_distinct_consumer_ids=True,
         last_good=good[-1] if good else -1,
     )
 

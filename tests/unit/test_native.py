@@ -43,8 +43,9 @@ def test_ordinary_lines_are_taken_together():
     ]
     data = b"\n".join(lines)
     for end in (b"", b"\n"):
-        events, stop, _, _, consumer_ids, is_distinct, ledger, is_stopped = scan(data + end)
-        assert (events, stop, is_distinct, is_stopped) == (6, len(data + end), False, False)
+        events, stop, _, _, consumer_ids, repeats, ledger, is_stopped = scan(data + end)
+        assert (events, stop, is_stopped) == (6, len(data + end), False)
+        assert [(ordinal, data[begin:finish]) for ordinal, begin, finish in repeats] == list(enumerate(lines))[1:5]
         assert memoryview(consumer_ids).cast("q").tolist() == [event_in(each).ConsumerID for each in lines]
         assert ledger == tally(Columns.of(list(map(event_in, lines))))
 
