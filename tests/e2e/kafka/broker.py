@@ -166,7 +166,7 @@ class Broker:
     ) -> None:
         """Write values; without a partition in turn, or by the keys."""
         producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5})
-        partitions = len(producer.list_topics(topic, 10).topics[topic].partitions)
+        partitions = len(_partitions(producer, topic))
         for number, value in enumerate(values):
             where: dict[str, Any] = {"partition": partition if partition >= 0 else number % partitions}
             if keys is not None:
@@ -183,7 +183,7 @@ class Broker:
         """The offsets of a group; those of pending transactions are waited for."""
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, "enable.auto.commit": False})
         try:
-            partitions = consumer.list_topics(topic, 10).topics[topic].partitions
+            partitions = _partitions(consumer, topic)
             deadline = time.monotonic() + 60
             while True:
                 try:
@@ -199,8 +199,7 @@ class Broker:
     def ends(self, topic: str) -> dict[int, int]:
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": "ends"})
         try:
-            partitions = consumer.list_topics(topic, 10).topics[topic].partitions
-            return {each: consumer.get_watermark_offsets(TopicPartition(topic, each), 10)[1] for each in partitions}
+            return {each: _end(consumer, topic, each) for each in _partitions(consumer, topic)}
         finally:
             consumer.close()
 
@@ -217,7 +216,7 @@ class Broker:
             }
         )
         try:
-            left = set(consumer.list_topics(topic, 10).topics[topic].partitions)
+            left = set(_partitions(consumer, topic))
             consumer.assign([TopicPartition(topic, each, 0) for each in left])
             found: list[Read] = []
             deadline = time.monotonic() + 60
@@ -237,6 +236,24 @@ class Broker:
         """The latest record of each key, without those that were deleted."""
         latest = {(each.key or b"").decode(): each for each in self.read(topic, **options)}
         return {key: each for key, each in latest.items() if each.value is not None}
+
+
+def _partitions(client: Producer | Consumer, topic: str) -> list[int]:
+    """The numbers of a topic's partitions, once the broker tells them: after a start or a change it takes its time."""
+    deadline = time.monotonic() + _START_S
+    while not (found := list(client.list_topics(topic, 10).topics[topic].partitions)):
+        assert time.monotonic() < deadline, f"{topic} has no partitions"
+    return found
+
+
+def _end(consumer: Consumer, topic: str, partition: int) -> int:
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
+        except KafkaException:  # as for `_partitions`
+            if time.monotonic() >= deadline:
+                raise
 
 
 def sums(ledger: Mapping[str, Read]) -> Counter[str]:
