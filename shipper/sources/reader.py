@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 READ_BYTES: Final = 1 << 20
 HEAD_BYTES: Final = 1024
 TURN_BYTES: Final = 1 << 24  # that are searched for the end of a line, or of NULs, before it is another file's turn
+_COLUMNS_MAX: Final = 1000  # of CSV
+_HEADER_BYTES_MAX: Final = 1 << 16
 TURN_STEPS: Final = 4096  # of decompression
 
 
@@ -375,8 +377,19 @@ class StreamReader:
         framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False
+        if isinstance(framing, CsvRows) and self.stream.kind == "file":
+            self._refuse_large(framing)
         self.stream.framing = framing
         return True
+
+    def _refuse_large(self, csv: CsvRows) -> None:
+        """Refuse a header that would take much memory for as long as its file is known."""
+        columns, length = len(csv.names), len(csv.header)
+        if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
+            raise SourceError(
+                f"{self.path}: the header has {columns:,} columns in {length:,} bytes; there may be {_COLUMNS_MAX:,} "
+                f"in {_HEADER_BYTES_MAX:,}. Is input.format right? If so, leave columns out that are not needed"
+            )
 
     def _refuse_repeated_column(self) -> None:
         """Read nothing of a file of which nobody can say which value is meant; what came through a pipe is kept."""

@@ -358,6 +358,21 @@ def test_a_header_that_names_a_column_twice_is_refused_and_the_column_named(
     assert shipper.backfill(file, settings=settings).counts() == (3, 3, 0, 0, 0)
 
 
+def test_a_header_that_takes_much_memory_is_refused_and_one_of_many_columns_is_not(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    """What is known of a file stays in memory as long as the file is there."""
+    (event,) = documents(sample.lines[:1])
+    file = shipper.folder / "a.csv"
+    for more, length, is_fine in ((987, 9, True), (988, 9, False), (100, 1000, False)):
+        names = [*event, *(f"{number:0{length}}" for number in range(more))]
+        file.write_text(",".join(names) + "\n" + ",".join([*map(str, event.values()), *([""] * more)]) + "\n")
+        result = shipper.backfill(file, settings={"input.format": "csv"})
+        assert result.counts() == (is_fine, is_fine, 0, 0, 0)
+        assert ("the header has 1,001 columns in" in result.stderr) == (more == 988)
+        assert ("the header has 113 columns in" in result.stderr) == (length == 1000)
+
+
 def test_a_header_alone_does_not_make_a_new_file_an_old_one(shipper: Shipper, service: Service, sample: Sample):
     """Exports of each day begin alike, and a day may have no rows."""
     tail = Tail(shipper, service, sample)
