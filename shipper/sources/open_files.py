@@ -100,9 +100,9 @@ class _Archives:
     """
     Which archives are decompressed: one at its beginning and one further on, or very many would take all the memory.
 
-    So a small one never waits for a large one. Further on, that of which least was read goes first. One that makes room
-    is decompressed again from its beginning when its turn comes, so it makes room no sooner than it has read on by as
-    much.
+    So a small one never waits for a large one. Further on, that of which least was read goes first, and gets the turns
+    of all that wait. One that makes room is decompressed again from its beginning when its turn comes, so it makes room
+    no sooner than it has read on by as much.
     """
 
     def __init__(self) -> None:
@@ -128,12 +128,13 @@ class _Archives:
         if before is not None and before not in self._chosen.values():
             before.reader.content.rest()
 
-    def may_read(self, file: OpenFile) -> bool:
-        """Return whether it is a file's turn, as it always is of one that is no archive."""
+    def in_turn(self, file: OpenFile) -> OpenFile | None:
+        """Return which file is read in a file's turn: archives that wait leave theirs to the chosen one."""
         if not isinstance(file.reader.content, Archive) or file in self._chosen.values():
-            return True
+            return file
         file.reader.content.rest()
-        return False
+        chosen = self._chosen.get(_position(file) >= _BEGINNING_BYTES)
+        return chosen if chosen is not None and chosen.is_ready else None
 
 
 def _position(file: OpenFile) -> int:
@@ -283,6 +284,7 @@ class OpenFiles:
         """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
         self._archives.choose(self._ready)
         chunks: list[Chunk] = []
+        ended: set[OpenFile] = set()
         read_bytes = 0
         for _ in range(len(self._ready)):
             if read_bytes >= _READ_TOGETHER_BYTES:
@@ -291,13 +293,15 @@ class OpenFiles:
             file.is_ready = False
             if self._files.get(file.place) is not file or file.new_since is not None:
                 continue  # closed, or not its turn yet
-            if not self._archives.may_read(file):
+            in_turn = self._archives.in_turn(file)
+            if in_turn is not file:
                 self.wake(file)
-                continue
-            chunk = self._try_to_read(file, now)
+            chunk = None if in_turn is None or in_turn in ended else self._try_to_read(in_turn, now)
             if chunk is not None:
                 chunks.append(chunk)
                 read_bytes += len(chunk.data)
+            elif in_turn is not None and not in_turn.reader.is_unfinished:
+                ended.add(in_turn)
         return chunks
 
     def _try_to_read(self, file: OpenFile, now: float) -> Chunk | None:
