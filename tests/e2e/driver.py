@@ -228,7 +228,8 @@ def _accounted(
 def _can_run_here(arguments: Sequence[str | Path], options: Mapping[str, Any]) -> bool:
     """Return whether a run in this process differs from one in its own in nothing that is asked for."""
     return (
-        warm_start.are_allowed()
+        "PYTEST_CURRENT_TEST" in os.environ  # torture and siege run commands from threads, beside much else
+        and warm_start.are_allowed()
         and options.keys() <= {"settings", "configured", "check", "env"}
         and all(_READ_LATE.fullmatch(name) for name in options.get("env") or ())
     )
