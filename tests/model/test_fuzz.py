@@ -39,7 +39,7 @@ def test_what_must_hold_holds_for_hostile_input(name: str, tmp_path: Path):
     found = fuzz(target, executions, SEED)
     assert not found.failures, "\n\n".join(write_failure(each, target, SEED, tmp_path) for each in found.failures)
     assert found.executions == executions
-    assert found.kinds > 3, "the inputs all come to the same"
+    assert found.kinds > 2, "the inputs all come to the same"
 
 
 def _planted(data: bytes) -> object:
