@@ -120,8 +120,11 @@ class _Archives:
             least = min(waiting[True], key=_position)
             self._makes_room_at = max(2 * _position(least), _FURTHER_BYTES)
             self._replace(least, is_further=True)
-        if waiting[False] and self._chosen.get(False) not in waiting[False]:
+        beginning = self._chosen.get(False)
+        if waiting[False] and beginning not in waiting[False]:
             self._replace(waiting[False][0], is_further=False)
+        elif beginning in waiting[True]:
+            del self._chosen[False]  # it has left its beginning, and waits for its turn as others do
 
     def _replace(self, file: OpenFile, *, is_further: bool) -> None:
         before, self._chosen[is_further] = self._chosen.get(is_further), file

@@ -14,6 +14,7 @@ from shipper.sources.content import Archive
 from tests.unit.follower_bench import Bench
 
 LARGE = 20 << 20
+FURTHER = 4 << 20  # that one at its beginning is read to at most before it is another one's turn
 BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
 
 
@@ -38,6 +39,7 @@ def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: Fals
             found[Path(chunk.stream.path).name] += len(chunk.data.split())
         archives = [each.reader.content for each in files if isinstance(each.reader.content, Archive)]
         assert sum(each._decompressor is not None for each in archives) <= 2
+        assert sum(each._decompressor is not None and each._end > FURTHER for each in archives) <= 1
     return found
 
 
