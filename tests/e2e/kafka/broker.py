@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Self
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.e2e.driver import wait_until
+
 JARS = Path(__file__).parents[3] / ".kafka"
 _START_S = 60.0
 _JAVA_LEAST = 17
@@ -231,6 +233,21 @@ class Broker:
             return found
         finally:
             consumer.close()
+
+    def wait_until_closed(self, topic: str) -> None:
+        """Wait until no transaction is open: one of a member that was killed hides what was committed behind it."""
+        options: dict[str, Any] = {"bootstrap.servers": self.address, "group.id": "reader"}
+        readers = [Consumer({**options, "isolation.level": f"read_{kind}committed"}) for kind in ("", "un")]
+        try:
+            for partition in _partitions(readers[0], topic):
+                wait_until(
+                    lambda partition=partition: len({_end(reader, topic, partition) for reader in readers}) == 1,
+                    f"no transaction is open in {topic}",
+                    limit_s=120,
+                )
+        finally:
+            for reader in readers:
+                reader.close()
 
     def table(self, topic: str, **options: Any) -> dict[str, Read]:
         """The latest record of each key, without those that were deleted."""
