@@ -234,7 +234,7 @@ class Broker:
         finally:
             consumer.close()
 
-    def wait_until_closed(self, topic: str) -> None:
+    def _wait_until_closed(self, topic: str) -> None:
         """Wait until no transaction is open: one of a member that was killed hides what was committed behind it."""
         options: dict[str, Any] = {"bootstrap.servers": self.address, "group.id": "reader"}
         readers = [Consumer({**options, "isolation.level": f"read_{kind}committed"}) for kind in ("", "un")]
@@ -249,9 +249,10 @@ class Broker:
             for reader in readers:
                 reader.close()
 
-    def table(self, topic: str, **options: Any) -> dict[str, Read]:
-        """The latest record of each key, without those that were deleted."""
-        latest = {(each.key or b"").decode(): each for each in self.read(topic, **options)}
+    def table(self, topic: str) -> dict[str, Read]:
+        """The latest record of each key, without those that were deleted, once no transaction is open."""
+        self._wait_until_closed(topic)
+        latest = {(each.key or b"").decode(): each for each in self.read(topic)}
         return {key: each for key, each in latest.items() if each.value is not None}
 
 
