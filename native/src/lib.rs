@@ -5,18 +5,23 @@
 #![forbid(unsafe_code)]
 
 mod hashing;
+mod ledger;
 mod lines;
 mod window;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
+use ledger::{Key, Sums, Tally, HOUR};
 use lines::{scan_lines, take, Event, Limits};
 use window::{keys_in, Window};
 
+/// What the Python package expects of the functions here, see `shipper.system.native`; another one with each change.
+const INTERFACE: u32 = 2;
+
 /// Lines, end, slot, keys, ConsumerIDs, those that repeat, ledger, whether a line ended it.
 type Taken<'py> =
-    (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<(usize, usize, usize)>, Bound<'py, PyDict>, bool);
+    (usize, usize, i64, Bound<'py, PyBytes>, Bound<'py, PyBytes>, Vec<(usize, usize, usize)>, PyTally, bool);
 
 #[pyclass(name = "DedupeWindow")]
 struct PyWindow {
@@ -133,10 +138,7 @@ impl Scan {
             }
             Ok(())
         })?;
-        let ledger = PyDict::new(py);
-        for (key, count) in run.tally() {
-            ledger.set_item((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), count)?;
-        }
+        let ledger = PyTally { tally: run.tally() };
         Ok((run.events.len(), run.end, slot, keys, consumer_ids, run.repeats(), ledger, run.is_stopped))
     }
 }
@@ -148,14 +150,84 @@ fn scan(py: Python<'_>, data: &Bound<'_, PyBytes>) -> Scan {
     Scan { events: py.detach(|| scan_lines(data)) }
 }
 
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("strings are checked when they are read")
+/// Counts by hour, brand, affiliate and media.
+#[pyclass(frozen, name = "Tally")]
+struct PyTally {
+    tally: Tally,
+}
+
+#[pymethods]
+impl PyTally {
+    fn __len__(&self) -> usize {
+        self.tally.len()
+    }
+
+    /// The keys, with how many events were accepted.
+    fn items(&self) -> Vec<((&str, i64, &str, &str), i64)> {
+        let rows = self.tally.rows();
+        rows.map(|(key, counts)| ((key.hour, key.brand_id, key.affiliate_id, key.media), counts[0])).collect()
+    }
+
+    /// How many events, accepted and duplicates.
+    fn total(&self) -> i64 {
+        self.tally.rows().map(|(_, counts)| counts[0] + counts[1]).sum()
+    }
+
+    /// The first and the last hour; empty if there is none.
+    fn hours(&self) -> (&str, &str) {
+        let hours = || self.tally.rows().map(|(key, _)| key.hour);
+        (hours().min().unwrap_or_default(), hours().max().unwrap_or_default())
+    }
+
+    /// The six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
+    fn columns<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let bytes = py.detach(|| self.tally.columns());
+        PyBytes::new(py, &bytes)
+    }
+}
+
+/// Add up tallies and dicts of counts; None if an affiliate is no identifier, which is counted under another name.
+#[pyfunction]
+fn add_up(
+    py: Python<'_>,
+    accepted: Vec<Bound<'_, PyAny>>,
+    repeated: Vec<Bound<'_, PyAny>>,
+) -> PyResult<Option<PyTally>> {
+    let (mut tallies, mut others) = (Vec::new(), Vec::new());
+    for (place, parts) in [accepted, repeated].into_iter().enumerate() {
+        for part in parts {
+            if let Ok(tally) = part.cast::<PyTally>() {
+                tallies.push((place, tally.clone().unbind()));
+            } else {
+                for (key, count) in part.cast::<PyDict>()? {
+                    match key.extract::<(String, i64, String, String)>() {
+                        Ok(key) if key.0.len() == HOUR => others.push((place, key, count.extract()?)),
+                        _ => return Ok(None),
+                    }
+                }
+            }
+        }
+    }
+    let tally = py.detach(|| {
+        let mut sums = Sums::new();
+        for (place, part) in &tallies {
+            part.get().tally.rows().for_each(|(key, counts)| sums.add(key, *place, counts[0]));
+        }
+        for (place, (hour, brand_id, affiliate_id, media), count) in &others {
+            sums.add(Key { hour, brand_id: *brand_id, affiliate_id, media }, *place, *count);
+        }
+        Tally::of(&sums)
+    });
+    Ok(tally.has_identifiers().then_some(PyTally { tally }))
 }
 
 #[pymodule]
 fn shipper_native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("INTERFACE", INTERFACE)?;
     module.add_class::<PyWindow>()?;
     module.add_class::<Scan>()?;
+    module.add_class::<PyTally>()?;
+    module.add_function(wrap_pyfunction!(add_up, module)?)?;
     module.add_function(wrap_pyfunction!(scan, module)?)
 }

@@ -3,9 +3,10 @@
 //! Whatever is taken here, `shipper.codec.judge` accepts as it stands. It accepts a little more, which is left to it:
 //! numbers with a fraction, escapes in names and in values that have a form or are counted, media of over 20 digits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use crate::hashing::Folding;
+use crate::ledger::{Key, Sums, Tally, HOUR};
 use crate::window::Window;
 
 const NAMES: [&[u8]; 13] = [
@@ -60,7 +61,7 @@ impl Place {
 pub struct Event {
     pub key: u128,
     pub consumer_id: u64,
-    brand_id: u64,
+    brand_id: i64,
     /// Without the newline.
     line: Place,
     timestamp: Place,
@@ -73,15 +74,6 @@ impl Event {
     fn next(&self, length: usize) -> usize {
         length.min((self.line.start + self.line.length) as usize + 1)
     }
-}
-
-/// What the ledger counts an event by.
-#[derive(Hash, PartialEq, Eq)]
-pub struct LedgerKey<'a> {
-    pub hour: &'a [u8],
-    pub brand_id: u64,
-    pub affiliate_id: &'a [u8],
-    pub media: &'a [u8],
 }
 
 /// Events whose lines follow one another.
@@ -101,18 +93,19 @@ impl Run<'_> {
         self.is_stopped = true;
     }
 
-    pub fn tally(&self) -> HashMap<LedgerKey<'_>, u64, Folding> {
-        let mut counts = HashMap::with_hasher(Folding::new());
+    pub fn tally(&self) -> Tally {
+        let text = |place: Place| std::str::from_utf8(place.of(self.data)).expect("it is checked when it is read");
+        let mut sums = Sums::new();
         for event in self.events {
-            let key = LedgerKey {
-                hour: &event.timestamp.of(self.data)[..13],
+            let key = Key {
+                hour: &text(event.timestamp)[..HOUR],
                 brand_id: event.brand_id,
-                affiliate_id: event.affiliate_id.of(self.data),
-                media: event.media.of(self.data),
+                affiliate_id: text(event.affiliate_id),
+                media: text(event.media),
             };
-            *counts.entry(key).or_insert(0) += 1;
+            sums.add(key, 0, 1);
         }
-        counts
+        Tally::of(&sums)
     }
 
     /// The events whose ConsumerID stands in an event before: ordinal, start and end of the line in the data.
@@ -203,7 +196,7 @@ impl<'a> Line<'a> {
                     is_timestamp(self.of_length()?).then_some(())?;
                 }
                 3 => event.media = Place { start: self.at as u32 + 1, length: self.b_tag()?.len() as u32 },
-                4 => event.consumer_id = self.number()?,
+                4 => event.consumer_id = self.number()? as u64,
                 5 => self.of_length::<2>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
                 6 => self.of_length::<3>()?.iter().all(u8::is_ascii_uppercase).then_some(())?,
                 7 | 10 => self.text().filter(|text| !text.is_empty()).map(drop)?,
@@ -254,13 +247,12 @@ impl<'a> Line<'a> {
     }
 
     /// Read a whole number from 1 to 2**63 - 1.
-    fn number(&mut self) -> Option<u64> {
+    fn number(&mut self) -> Option<i64> {
         let text = self.digits(19);
         if text.is_empty() || text[0] == b'0' {
             return None;
         }
-        let number = text.iter().fold(0, |number, digit| 10 * number + u64::from(digit - b'0'));
-        (number <= i64::MAX as u64).then_some(number)
+        text.iter().try_fold(0i64, |number, digit| number.checked_mul(10)?.checked_add(i64::from(digit - b'0')))
     }
 
     /// Read a string of so many bytes; what is in it is to be checked.

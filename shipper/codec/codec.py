@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from shipper.codec.columns import Columns, tally
 from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, NO_KEY, DedupeWindow, key_of, keys_of, new_window, split_keys
-from shipper.codec.judge import SEPARATOR, Judge, Records
-from shipper.codec.rewrite import Changes, Rewriter, document_in
+from shipper.codec.judge import SEPARATOR, Judge, Records, document_in
+from shipper.codec.rewrite import Changes, Rewriter
 from shipper.codec.rows import Unreadable, read_rows
 from shipper.codec.rules import MESSAGES, NESTING_MAX, may_nest_deeply, nests_deeply
 from shipper.config.settings import RecordsSettings
@@ -206,7 +206,7 @@ class Codec:
             lines = [] if isinstance(row, Unreadable) else self._rewriter.write([row], changes)
         else:
             lines = self._rewriter.rewrite([raw.replace(b"\n", b"\r")], changes)
-        return document_in(lines[0]) if lines else {}
+        return (document_in(lines[0]) if lines else None) or {}
 
     def _finished(self, chunk: Chunk, offset: int, piece: _Piece) -> EncodedChunk:
         """Leave out duplicates, and tell what became of the piece that starts at `offset`."""
@@ -242,8 +242,8 @@ class Codec:
             slot=slot,
             fresh=events - waits if is_watched else 0,
             sent_bytes=len(piece.lines) - waiting_bytes,
-            ledger=tally(columns),
-            repeated=tally(repeated),
+            ledger=[tally(columns)],
+            repeated=[tally(repeated)] if repeated.event_ids else [],
         )
         return EncodedChunk(
             span=span,
@@ -297,7 +297,7 @@ class Codec:
             slot=slot,
             fresh=events if self.window.is_on else 0,
             sent_bytes=len(lines),
-            ledger=ledger,
+            ledger=[ledger],
         )
         return EncodedChunk(
             span=span,
@@ -362,19 +362,33 @@ class Codec:
         rejections: list[Rejection] = []
         if may_be_cut:
             raws, offsets = _without_cut(raws, offsets, rejections)
-        records = _shallow(self._without_blanks(raws, offsets, rejections), rejections)
+        records = whole = _shallow(self._without_blanks(raws, offsets, rejections), rejections)
         changes = Changes()
-        if records.raws and csv is not None:
-            records = self._read_rows(records, csv, changes, rejections)
-        elif records.raws and self._rewriter.is_needed:
-            wires = self._rewriter.rewrite(records.wires, changes)
-            self._expects_rewriting = self._rewriter.is_mapping or wires != records.wires
-            records = self._fitting(records._replace(wires=wires), rejections)
+        if records.raws and (csv is not None or self._rewriter.is_needed):
+            records = self._rewritten(whole, csv, changes, rejections)
+            if csv is None:
+                self._expects_rewriting = self._rewriter.is_mapping or records.wires != whole.wires
         good = self._judge.part(records, latest, rejections)
+        if rejections and changes.normalized:  # what is refused was not normalised in the end
+            refused, undone = {rejection.start_offset for rejection in rejections}, Changes()
+            at_fault = whole.only([at for at, offset in enumerate(whole.offsets) if offset in refused])
+            self._rewritten(at_fault, csv, undone, [])
+            changes.normalized.subtract(undone.normalized)
         rejections.sort(key=attrgetter("start_offset"))
         if csv is not None:
             rejections = [replace(rejection, header=csv.header) for rejection in rejections]
         return _Piece(end, good.lines, good.columns, good.starts, good.ends, rejections, changes)
+
+    def _rewritten(
+        self, records: Records, csv: CsvRows | None, changes: Changes, rejections: list[Rejection]
+    ) -> Records:
+        """Bring records into the wire form, as far as the settings say."""
+        if not records.raws:
+            return records
+        if csv is not None:
+            return self._read_rows(records, csv, changes, rejections)
+        wires = self._rewriter.rewrite(records.wires, changes)
+        return self._fitting(records._replace(wires=wires), rejections)
 
     def _without_blanks(self, raws: list[bytes], offsets: list[int], rejections: list[Rejection]) -> Records:
         """Leave out what is no record, and what is too long for one."""
@@ -455,7 +469,7 @@ class Codec:
 
     def _may_have_long_line(self, lines: bytes) -> bool:
         """
-        Tell whether a line may exceed the limit; False is certain.
+        Return whether a line may exceed the limit; False is certain.
 
         A line longer than the limit covers one of the windows of half that size, so a newline in each of them
         proves that there is none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -10,18 +10,17 @@ from msgspec import Struct
 
 from shipper.kafka.stream import Headers, KafkaStream, Session, schema_id
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
-from shipper.state.affiliates import are_identifiers
+from shipper.state.affiliates import OTHER, are_identifiers
+from shipper.state.ledger import added
 
 VERSION: Final = 1
-OTHER: Final = "(other)"
-"""Where the ledger counts AffiliateIDs that are no identifiers: they may be somebody's name."""
 
 
 class Document(NamedTuple):
-    """A record for a topic."""
+    """A record for a topic; without a value it deletes the one that is there."""
 
     key: str
-    value: bytes
+    value: bytes | None
     headers: Headers = ()
 
 
@@ -93,21 +92,27 @@ def counted(stream: KafkaStream, checkpoints: Iterable[Checkpoint]) -> tuple[Ses
         totals["dead_lettered"] += len(each.rejections)
         totals["duplicates"] += each.duplicates
         end = stream.position_at(each.end_offset)
-        for at, counts in enumerate((each.ledger, each.repeated)):
-            for (hour, brand, affiliate, media), count in counts.items():
-                if count:
-                    key = hour, brand, affiliate if are_identifiers([affiliate]) else OTHER, media
-                    sums = changed.get(key) or old.sums.get(key, (0, 0))
-                    changed[key] = (sums[0] + count, sums[1]) if at == 0 else (sums[0], sums[1] + count)
+        for at, tallies in enumerate((each.ledger, each.repeated)):
+            for (hour, brand, affiliate, media), count in added(tallies).items():
+                key = hour, brand, affiliate if are_identifiers([affiliate]) else OTHER, media
+                sums = changed.get(key) or old.sums.get(key, (0, 0))
+                changed[key] = (sums[0] + count, sums[1]) if at == 0 else (sums[0], sums[1] + count)
     totals["unreachable"] += stream.unreachable
     prefix = f"{stream.topic_id}/{stream.partition}/{old.name}"
-    documents = [
-        Document(
-            f"{prefix}/{hour}/{brand}/{affiliate}/{media}",
-            msgspec.json.encode({"accepted": accepted, "duplicates": duplicates}),
-        )
-        for (hour, brand, affiliate, media), (accepted, duplicates) in changed.items()
-    ]
-    row = {**totals, "offset": end, "topic": stream.topic, "version": VERSION}
-    documents.append(Document(f"{prefix}/totals", msgspec.json.encode(row)))
+    documents = [ledger_row(prefix, key, counts) for key, counts in changed.items()]
+    documents.append(totals_row(prefix, totals, topic=stream.topic, offset=end))
     return Session(old.name, totals, old.sums | changed), documents
+
+
+def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document:
+    """Make a row of the ledger; `prefix` is TOPIC-ID/PARTITION/SESSION."""
+    hour, brand, affiliate, media = key
+    accepted, duplicates = counts
+    value = msgspec.json.encode({"accepted": accepted, "duplicates": duplicates})
+    return Document(f"{prefix}/{hour}/{brand}/{affiliate}/{media}", value)
+
+
+def totals_row(prefix: str, totals: Mapping[str, int], *, topic: str, offset: int | None = None) -> Document:
+    """Make the row with what became of all records of a session; `offset` is where it ends."""
+    row = {**totals, **({} if offset is None else {"offset": offset}), "topic": topic, "version": VERSION}
+    return Document(f"{prefix}/totals", msgspec.json.encode(row))

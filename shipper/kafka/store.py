@@ -19,10 +19,10 @@ import structlog
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, error_of, producer_properties, properties, refusal, words
+from shipper.kafka.client import KafkaError, error_of, name_taken, producer_properties, properties, refusal, words
 from shipper.kafka.documents import Document, Metadata, counted, letter
 from shipper.kafka.stream import KafkaStream, Session
-from shipper.model.errors import ConfigError, StateError, StateInUseError, StateUnwritableError
+from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.model.records import Checkpoint
 from shipper.state.store import Saved
 from shipper.system.crash_points import crash_point
@@ -269,10 +269,7 @@ class TransactionStore:
     def _translated(self, error: KafkaError, what: str) -> StateError | ConfigError:
         settings = self._settings
         if error.code() in _FENCED and settings.group_instance_id:
-            return StateInUseError(
-                f"another member of group {settings.group_id} has the name {settings.group_instance_id}; give each its "
-                "own input.kafka.group_instance_id"
-            )
+            return name_taken(settings)
         if right := refusal(settings, error):
             return StateUnwritableError(f"{what}: {right}", reason="broker_forbidden")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:

@@ -351,7 +351,7 @@ class _OpenValue:
 
 def sniff(head: bytes, *, is_whole: bool, delimiter: str = "", columns: Container[str] = WIRE_COLUMNS) -> Format | None:
     """
-    Tell the format by the first bytes; None as long as there are too few of them.
+    Return the format, by the first bytes; None as long as there are too few of them.
 
     Args:
         is_whole: There is no more.

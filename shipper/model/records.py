@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import PurePath
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.json import Decoder
@@ -25,6 +25,17 @@ from shipper.model.group import GroupState
 
 # Of an event: the hour of its Timestamp (`YYYY-MM-DDThh`, UTC), BrandID, AffiliateID, the digits of its BTag.
 LedgerKey = tuple[str, int, str, str]
+
+
+class Tally(Protocol):
+    """Counts of events: a dict, or what the native part has counted."""
+
+    def __len__(self) -> int: ...
+
+    def items(self) -> Iterable[tuple[LedgerKey, int]]:
+        """Return each key once, with its count, which may be below zero where it corrects another one."""
+
+
 StreamKind = Literal["file", "spool", "replay", "kafka"]
 DeliveryClass = Literal["invalid", "rejected", "ambiguous"]
 
@@ -234,8 +245,9 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     A record that was refused for good, as it will stand in the dead letters.
 
     Attributes:
-        rule: The rule that it broke, such as `ip`.
-        message: What is wrong, in words; never a value of the record.
+        rule: The rule that it broke, such as `ip`; the first one that was found.
+        message: What is wrong, in words, by all rules that it broke; never a value of the record.
+        faults: By rule, what is wrong, in words, if it broke several.
         raw: The line as it came, without its newline; empty if only its position is known.
         whole_bytes: The length of the record if `raw` is but its beginning; 0 = it is not cut.
         consumer_id: Decimal digits; empty: what can be read from `raw`.
@@ -258,6 +270,7 @@ class Rejection(Struct, frozen=True, kw_only=True, eq=False):
     attempts: int = 0
     header: bytes = b""
     whole_bytes: int = 0
+    faults: Mapping[str, str] = {}
 
 
 class Refusal(Struct, frozen=True, kw_only=True):
@@ -305,8 +318,8 @@ class Span(Struct, eq=False, kw_only=True):
         records: Complete records in the stretch; blank lines are none.
         unsettled: Records that are neither accepted nor rejected nor duplicates, yet.
         tail: The last bytes of the stretch, at most `MARKER_BYTES`: the marker, should the checkpoint come to its end.
-        ledger: How many of its events are, or are to be, accepted.
-        repeated: How many of its records are duplicates.
+        ledger: How many of its events are, or are to be, accepted; to be added up.
+        repeated: How many of its records are duplicates; to be added up.
     """
 
     stream: Stream
@@ -327,8 +340,8 @@ class Span(Struct, eq=False, kw_only=True):
     accepted: int = 0
     duplicates: int = 0
     rejections: list[Rejection] = []
-    ledger: dict[LedgerKey, int] = {}
-    repeated: dict[LedgerKey, int] = {}
+    ledger: list[Tally] = []
+    repeated: list[Tally] = []
 
     def bounds_of(self, ordinal: int) -> tuple[int, int]:
         """
@@ -432,8 +445,8 @@ class Checkpoint(Struct, frozen=True, eq=False, kw_only=True):
     duplicates: int
     rejections: list[Rejection]
     start_offset: int = 0
-    ledger: Mapping[LedgerKey, int] = {}
-    repeated: Mapping[LedgerKey, int] = {}
+    ledger: Sequence[Tally] = ()
+    repeated: Sequence[Tally] = ()
     keys: bytes = b""
 
 

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
-from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Stream, Totals
-from shipper.state.ledger import added
+from shipper.model.records import NO_BOUNDS, Batch, Checkpoint, LedgerKey, Rejection, Span, Stream, Tally, Totals
 
 # What lies in memory, estimated in bytes. Measured: 300 for a ledger key with its strings and its place in a dict,
 # 330 for a dead letter beside its bytes, 1,500 for a span with its marker.
@@ -26,9 +25,13 @@ _ID_BYTES: Final = 16
 
 def weight(part: Span | Checkpoint) -> int:
     """Estimate the bytes in memory of a span or a checkpoint, without its chunk."""
-    keys = len(part.ledger) + len(part.repeated)
+    keys = _keys_in(part.ledger) + _keys_in(part.repeated)
     records = part.records if isinstance(part, Span) else part.read
     return _SPAN_BYTES + _KEY_BYTES * keys + _ID_BYTES * records + sum(map(_rejection_weight, part.rejections))
+
+
+def _keys_in(tallies: Iterable[Tally]) -> int:
+    return sum(map(len, tallies))
 
 
 def _rejection_weight(rejection: Rejection) -> int:
@@ -80,7 +83,7 @@ class Acks:
         spans.append(span)
         self.open_spans += 1
         self.held_bytes += weight(span)
-        self.entries += len(span.ledger) + len(span.repeated) + len(span.rejections)
+        self.entries += _keys_in(span.ledger) + _keys_in(span.repeated) + len(span.rejections)
         if span.chunk is not None:
             users = self._chunks.get(id(span.chunk), 0)
             self._chunks[id(span.chunk)] = users + 1
@@ -129,8 +132,7 @@ class Acks:
 
     def reject(self, span: Span, rejection: Rejection, key: LedgerKey | None) -> None:
         """Settle an event that the service refuses for good; `key` is where the ledger counts it."""
-        if key in span.ledger:
-            span.ledger[key] -= 1
+        self._count(span.ledger, key, -1)
         insort(span.rejections, rejection, key=attrgetter("start_offset"))
         self.held_bytes += _rejection_weight(rejection)
         self.entries += 1
@@ -140,12 +142,14 @@ class Acks:
 
     def note_repeated(self, span: Span, key: LedgerKey | None) -> None:
         """Count an event as a duplicate in the ledger, under `key`, whatever else becomes of it."""
+        self._count(span.ledger, key, -1)
+        self._count(span.repeated, key, 1)
+
+    def _count(self, tallies: list[Tally], key: LedgerKey | None, count: int) -> None:
         if key is not None:
-            span.ledger[key] -= 1
-            if key not in span.repeated:
-                self.held_bytes += _KEY_BYTES
-                self.entries += 1
-            span.repeated[key] = span.repeated.get(key, 0) + 1
+            tallies.append({key: count})
+            self.held_bytes += _KEY_BYTES
+            self.entries += 1
 
     def repeat(self, span: Span, key: LedgerKey | None) -> None:
         """Settle an event as a duplicate; `key` is where the ledger counts it."""
@@ -219,7 +223,7 @@ def _merge(spans: list[Span]) -> Checkpoint:
         accepted=sum(span.accepted for span in spans),
         duplicates=sum(span.duplicates for span in spans),
         rejections=[rejection for span in spans for rejection in span.rejections],
-        ledger=added(span.ledger for span in spans),
-        repeated=added(span.repeated for span in spans),
+        ledger=[tally for span in spans for tally in span.ledger],
+        repeated=[tally for span in spans for tally in span.repeated],
         keys=b"".join(span.keys for span in spans),
     )

@@ -29,7 +29,7 @@ from shipper.state.store import Saved
 
 log = structlog.get_logger("pipeline")
 
-MAX_HELD_BYTES: Final = 8 << 20
+MAX_HELD_BYTES: Final = 6 << 20
 """Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
 _SAVED_TOGETHER: Final = 8192  # entries, four records counting as one: then a save waits no longer
 _LEAST_PAUSE_S: Final = 0.1  # between two looks whether the dead letters have room again

@@ -26,6 +26,8 @@ log = structlog.get_logger("state")
 KEY_FILE: Final = "ledger.key"
 ERASED: Final = "(erased)"
 """Where what was counted under an erased AffiliateID is counted."""
+OTHER: Final = "(other)"
+"""Where members of a consumer group count AffiliateIDs that are no identifiers: they may be somebody's name."""
 
 CountedAs = Callable[[str], str]
 """Returns under what an AffiliateID is counted; what it returns is counted under itself."""
@@ -35,7 +37,7 @@ _HASH_BYTES: Final = 8  # of a million AffiliateIDs, two have the same hash with
 _IDENTIFIER_MAX: Final = 64
 _WITHOUT_MARKS: Final = str.maketrans("", "", "._-")
 _is_kept: Final = re.compile(
-    rf"[0-9A-Za-z._-]{{0,{_IDENTIFIER_MAX}}}|hash:[0-9a-f]{{{2 * _HASH_BYTES}}}|{re.escape(ERASED)}"
+    rf"[0-9A-Za-z._-]{{0,{_IDENTIFIER_MAX}}}|hash:[0-9a-f]{{{2 * _HASH_BYTES}}}|{re.escape(ERASED)}|{re.escape(OTHER)}"
 ).fullmatch
 
 

@@ -25,11 +25,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from shipper.model.records import Checkpoint, LedgerKey
+from shipper.model.records import Checkpoint, LedgerKey, Tally
 from shipper.state.affiliates import CountedAs, are_identifiers
-from shipper.state.ledger_upkeep import Columns, packed, unpacked
+from shipper.state.ledger_upkeep import Columns, compressed, unpacked
 from shipper.state.schema import open_for_reading
 from shipper.state.sqlite import understood
+from shipper.system.native import NATIVE
 
 _ADD: Final = """
 INSERT INTO ledger (hour, brand_id, affiliate_id, media, accepted, duplicates)
@@ -71,28 +72,48 @@ def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], counted_as: C
         counted_as: Names the affiliates.
     """
     passed = list(checkpoints)
-    accepted = _without_zeros(added(checkpoint.ledger for checkpoint in passed))
-    repeated = _without_zeros(added(checkpoint.repeated for checkpoint in passed))
-    if not accepted and not repeated:
-        return
-    columns = _columns(accepted, repeated)
-    if not are_identifiers(set(columns[2])):
-        columns = _columns(_renamed(accepted, counted_as), _renamed(repeated, counted_as))
-    keys, events = len(columns[0]), accepted.total() + repeated.total()
-    if keys >= _APPENDED_KEYS_MIN and events <= _EVENTS_PER_KEY * keys:
-        db.execute(_APPEND, (min(columns[0]), max(columns[0]), packed(columns)))
-    else:
+    accepted = [tally for each in passed for tally in each.ledger]
+    repeated = [tally for each in passed for tally in each.repeated]
+    sums = None if NATIVE is None else NATIVE.add_up(accepted, repeated)
+    if sums is None:
+        sums = _Sums.of(accepted, repeated, counted_as)
+    if len(sums) >= _APPENDED_KEYS_MIN and sums.total() <= _EVENTS_PER_KEY * len(sums):
+        db.execute(_APPEND, (*sums.hours(), compressed(sums.columns())))
+    elif len(sums):
+        columns = msgspec.msgpack.decode(sums.columns())
         db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
 
 
-def _columns(accepted: Counter[LedgerKey], repeated: Counter[LedgerKey]) -> Columns:
-    keys = [*accepted, *(repeated.keys() - accepted.keys())]
-    return [*zip(*keys, strict=True), *(list(map(each.get, keys, repeat(0))) for each in (accepted, repeated))]
+class _Sums:
+    """Has the methods of the native part's `Tally`, with the same answers."""
 
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
 
-def _without_zeros(counts: Counter[LedgerKey]) -> Counter[LedgerKey]:
-    """Leave out the keys of which all events were refused in the end."""
-    return counts if all(counts.values()) else +counts
+    @classmethod
+    def of(cls, accepted: Iterable[Tally], repeated: Iterable[Tally], counted_as: CountedAs) -> _Sums:
+        """Add up what was accepted and what was repeated."""
+        both = added(accepted), added(repeated)
+        if not are_identifiers({key[2] for counts in both for key in counts}):
+            both = _renamed(both[0], counted_as), _renamed(both[1], counted_as)
+        keys = [*both[0], *(both[1].keys() - both[0].keys())]
+        fields = zip(*keys, strict=True) if keys else [()] * 4
+        return cls([*fields, *(list(map(counts.get, keys, repeat(0))) for counts in both)])
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def total(self) -> int:
+        """Return how many events."""
+        return sum(self._columns[4]) + sum(self._columns[5])
+
+    def hours(self) -> tuple[str, str]:
+        """Return the first and the last one."""
+        return min(self._columns[0]), max(self._columns[0])
+
+    def columns(self) -> bytes:
+        """Return them in MessagePack."""
+        return msgspec.msgpack.encode(self._columns)
 
 
 def _renamed(counts: Counter[LedgerKey], counted_as: CountedAs) -> Counter[LedgerKey]:
@@ -162,12 +183,12 @@ def _merged(rows: list[LedgerRow], parts: Iterator[Columns], start: str, end: st
     return [LedgerRow(*key, accepted.get(key, 0), repeated.get(key, 0)) for key in found]
 
 
-def added(ledgers: Iterable[Mapping[LedgerKey, int]]) -> Counter[LedgerKey]:
-    """Add counts up."""
+def added(tallies: Iterable[Tally]) -> Counter[LedgerKey]:
+    """Add counts up; without the keys of which none is left."""
     total: Counter[LedgerKey] = Counter()
-    for ledger in ledgers:
-        add_to(total, ledger)
-    return total
+    for tally in tallies:
+        add_to(total, tally if isinstance(tally, dict) else dict(tally.items()))
+    return total if all(total.values()) else +total
 
 
 def add_to(total: Counter[LedgerKey], counts: Mapping[LedgerKey, int]) -> None:

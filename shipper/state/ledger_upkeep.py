@@ -32,9 +32,14 @@ _decode: Final = msgspec.msgpack.Decoder(tuple[list[str], list[int], list[str], 
 
 def packed(columns: Columns) -> bytes:
     """Make the data of a part of the ledger."""
+    return compressed(msgspec.msgpack.encode(columns))
+
+
+def compressed(data: bytes) -> bytes:
+    """Make the data of a part of the ledger from columns in MessagePack."""
     from isal import isal_zlib  # five times as fast, and needed by few
 
-    return isal_zlib.compress(msgspec.msgpack.encode(columns), 1)
+    return isal_zlib.compress(data, 1)
 
 
 def unpacked(data: bytes) -> Columns:

@@ -7,11 +7,12 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
 from shipper.model.records import Head, Marker, Stream, StreamKind, digest
+from shipper.state.schema import open_for_reading
 from shipper.state.sqlite import understood
 
 _COLUMNS: Final = (
@@ -54,6 +55,20 @@ def read_started_patterns(db: sqlite3.Connection) -> dict[str, float]:
     """Read the patterns for which a run has begun, and when."""
     rows = db.execute("SELECT CAST(pattern AS BLOB), started_at FROM started_patterns")
     return {os.fsdecode(pattern): started_at for pattern, started_at in rows}
+
+
+def known_streams(directory: Path) -> list[Stream]:
+    """
+    Read the files that a state directory knows, also beside a shipper that runs; none if there is no state yet.
+
+    Raises:
+        StateError: The database cannot be read.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return []
+    with closing(db):
+        return StreamTable(db, directory / "state.db", nullcontext).known("file")
 
 
 class StreamTable:

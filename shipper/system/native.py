@@ -6,7 +6,7 @@ import importlib
 import os
 from typing import Any, Final
 
-from shipper.model.version import __version__
+_INTERFACE: Final = 2  # as in native/src/lib.rs
 
 
 def _loaded() -> Any:
@@ -16,9 +16,9 @@ def _loaded() -> Any:
         module = importlib.import_module("shipper_native")
     except ImportError:
         return None
-    return module if module.__version__ == __version__ else None
+    return module if getattr(module, "INTERFACE", 1) == _INTERFACE else None
 
 
 NATIVE: Final = _loaded()
-"""The module; None if it is switched off, not installed, or of another version."""
+"""The module; None if it is switched off, not installed, or made for another version of this package."""
 ENGINE: Final = "pure" if NATIVE is None else "native"

@@ -51,7 +51,7 @@ def check_scanner(data: bytes) -> object:
                 (ordinal, start + begin, start + finish)
                 for ordinal, begin, finish in repeats_in(columns.consumer_ids, b"\n".join(lines))
             ]
-            assert ledger == tally(columns)
+            assert dict(ledger.items()) == tally(columns)
             if window.is_on:
                 ids = [keys[at : at + 16] for at in range(0, len(keys), 16)]
                 assert keys == keys_of(columns.event_ids)

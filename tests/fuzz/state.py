@@ -126,7 +126,7 @@ def _database() -> bytes:
                 accepted=3,
                 duplicates=0,
                 rejections=letters,
-                ledger=ledger,
+                ledger=[ledger],
             )
             store.save([saved], now_s=1.0)
         return (folder / "state.db").read_bytes()

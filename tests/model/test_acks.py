@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from shipper.model.records import Batch, Chunk, Rejection, Span, Stream
 from shipper.pipeline.acks import Acks, weight
+from shipper.state.ledger import added
 
 CHUNK_BYTES = 1000
 
@@ -50,7 +51,7 @@ class Settling(RuleBasedStateMachine):
             rejections=rejections,
             chunk=self.chunks[number] if good else None,
             sent_bytes=good,
-            ledger={("2026-10-01T22", each, "", "1"): 1 for each in range(good)},
+            ledger=[{("2026-10-01T22", each, "", "1"): 1 for each in range(good)}],
         )
         spans.append(span)
         self.acks.open(span, 0.0)
@@ -74,7 +75,7 @@ class Settling(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeat(self, data: st.DataObject) -> None:
         span, _ = self.owed.pop(data.draw(st.integers(0, len(self.owed) - 1)))
-        key = next((key for key, count in span.ledger.items() if count), None)
+        key = next((key for key, count in added(span.ledger).items()), None)
         self.acks.repeat(span, key)
 
     @rule(number=st.sampled_from([1, 2]))

@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -105,8 +106,10 @@ class Bench:
         return Shipper(self.settings(**changes))
 
     def spooled(self) -> bytes:
-        """What stands in the spool."""
-        return b"".join(path.read_bytes() for path in sorted((self.state / "spool").iterdir()))
+        """What stands in the spool, of which what is delivered may be deleted meanwhile."""
+        while True:
+            with suppress(FileNotFoundError):
+                return b"".join(path.read_bytes() for path in sorted((self.state / "spool").iterdir()))
 
     def delivered(self) -> list[str]:
         """The EventIds that reached the service."""

@@ -91,7 +91,7 @@ def held_in_memory(pipeline: Pipeline) -> int:
     held = pipeline._settlement
     spans = [span for spans in held.acks._open.values() for span in spans]
     rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
-    keys = sum(len(part.ledger) for part in (*spans, *held._unsaved))
+    keys = sum(len(tally) for part in (*spans, *held._unsaved) for tally in part.ledger)
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
     waiting = [event for events in pipeline._stages._packer._batcher._waiting.values() for event in events]
     lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
@@ -239,7 +239,7 @@ def test_an_estimate_is_no_less_than_what_is_measured():
             records=1000,
             unsettled=0,
             rejections=rejections,
-            ledger=ledger,
+            ledger=[ledger],
         )
 
     tracemalloc.start()

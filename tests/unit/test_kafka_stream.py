@@ -129,7 +129,7 @@ def test_the_ledger_has_the_sums_of_a_session():
     key, name = ("2026-01-01T00", 1, "aff", "5"), ("2026-01-01T00", 1, "J. Doe", "5")
     checkpoint = Checkpoint(
         stream=partition, end_offset=chunk.end_offset, tail=b"", read=4, accepted=2, duplicates=1,
-        rejections=[rejection(chunk.start_offset, b"{}")], ledger={key: 1, name: 1}, repeated={key: 1},
+        rejections=[rejection(chunk.start_offset, b"{}")], ledger=[{key: 1, name: 1}], repeated=[{key: 1}],
     )  # fmt: skip
     session, documents = counted(partition, [checkpoint])
     rows = {each.key: msgspec.json.decode(each.value) for each in documents}

@@ -40,8 +40,9 @@ OTHER: LedgerKey = ("2026-10-02T00", 12, "70012", "50234")
 def checkpoint(end: int, ledger: dict[LedgerKey, int], **changes: Any) -> Checkpoint:
     stream = Stream(stream_id=1, kind="file", path="/a", compression=changes.pop("compression", ""))
     accepted = sum(ledger.values())
+    changes["repeated"] = [changes.pop("repeated", {})]
     fields = {"read": accepted, "accepted": accepted, "duplicates": 0, "rejections": [], "tail": b"", **changes}
-    return Checkpoint(stream=stream, end_offset=end, ledger=ledger, **fields)
+    return Checkpoint(stream=stream, end_offset=end, ledger=[ledger], **fields)
 
 
 def names_of(directory: Path) -> CountedAs:

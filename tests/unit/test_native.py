@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,8 @@ from shipper.codec.columns import Columns
 from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, key_of
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
+from shipper.model.records import LedgerKey
+from shipper.state.ledger import _Sums, added
 from shipper.system.native import NATIVE
 from tests.cases import each
 from tests.unit.test_codec import LATEST, LIMIT, encode, good_lines, line
@@ -47,7 +51,7 @@ def test_ordinary_lines_are_taken_together():
         assert (events, stop, is_stopped) == (6, len(data + end), False)
         assert [(ordinal, data[begin:finish]) for ordinal, begin, finish in repeats] == list(enumerate(lines))[1:5]
         assert memoryview(consumer_ids).cast("q").tolist() == [event_in(each).ConsumerID for each in lines]
-        assert ledger == tally(Columns.of(list(map(event_in, lines))))
+        assert dict(ledger.items()) == tally(Columns.of(list(map(event_in, lines))))
 
 
 @each(
@@ -173,3 +177,42 @@ def test_both_windows_give_the_same_answers(operations: list[tuple[str, list[int
             key = key_of(UUIDS[number] if number < 20 else str(number))
             assert windows[0].is_accepted(key) == windows[1].is_accepted(key)
             assert windows[0].is_unsettled(key) == windows[1].is_unsettled(key)
+
+
+KEYS = st.tuples(
+    st.sampled_from(["2026-10-01T22", "2026-10-02T00", "2026-11-01T05"]),
+    st.sampled_from([1, 127, 128, 65_536, -1, 2**63 - 1]),
+    st.sampled_from(["", "70012", "a" * 64, "Z.z_-9"]),
+    st.sampled_from(["", "1", "99999999999999999999"]),
+)
+COUNTED = st.dictionaries(KEYS, st.integers(0, 70_000), max_size=6)
+
+
+@given(st.lists(COUNTED, max_size=5), st.lists(COUNTED, max_size=3), st.data())
+def test_both_add_counts_up_alike(
+    accepted: list[dict[LedgerKey, int]], repeated: list[dict[LedgerKey, int]], data: st.DataObject
+):
+    counted = Counter({key: count for counts in accepted for key, count in counts.items() if count})
+    for key in data.draw(st.lists(st.sampled_from(sorted(counted)), max_size=4) if counted else st.just([])):
+        if counted[key]:
+            counted[key] -= 1
+            accepted = [*accepted, {key: -1}]
+    native = NATIVE.add_up(accepted, repeated)
+    pure = _Sums.of(accepted, repeated, lambda name: name)
+    assert (len(native), native.total()) == (len(pure), pure.total())
+    assert not len(pure) or native.hours() == pure.hours()
+    both = [sorted(zip(*msgspec.msgpack.decode(sums.columns()), strict=True)) for sums in (native, pure)]
+    assert both[0] == both[1]
+    again = NATIVE.add_up([native, *accepted], [])
+    assert dict(again.items()) == added([dict(native.items()), *accepted])
+
+
+@each("affiliate_id", ["J. Doe", "é", "\ud800", "a" * 65, "hash:0123456789abcdef"])
+def test_an_affiliate_that_is_no_identifier_is_left_to_python(affiliate_id: str):
+    assert NATIVE.add_up([{("2026-10-01T22", 1, affiliate_id, "1"): 1}], []) is None
+
+
+def test_it_adds_up_what_the_scanner_counted():
+    data = b"\n".join(line(number) for number in range(1, 9))
+    counted = scan(data)[6]
+    assert dict(NATIVE.add_up([counted, counted], []).items()) == {key: 2 * count for key, count in counted.items()}

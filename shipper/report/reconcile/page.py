@@ -48,7 +48,7 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
     differing = [row for row in found.rows if row.difference]
     sections = [
         _head(found, names, made_at),
-        _tiles(found),
+        section("Key figures", _tiles(found)),
         section("What differs", _rows(differing, names, "What differs") if differing else sub("Nothing.")),
         section("Brands and marketing sources", _by_pair(found, names)),
         section("All periods", *_by_period(found, names)),
