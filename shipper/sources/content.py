@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,7 @@ _STEP_BYTES: Final = 1 << 20  # decompressed at a time, whatever the archive say
 _READ_BYTES_MIN: Final = 1 << 12  # the first read of a member: a log may be flushed as very many small members
 _READ_BYTES_MAX: Final = 1 << 18
 _COST_BYTES: Final = 1 << 14  # decompressed at the cost of one step more
+_DEEP_BYTES: Final = 6 << 20  # of a member, from which on its window counts as wide
 # 64 MiB, as `xz -9` wants. The kernel gives no page of it before that is written: it takes what was decompressed.
 _WINDOW_LOG: Final = 26
 
@@ -62,6 +64,21 @@ def data_from(descriptor: int, offset: int) -> int:
         return os.fstat(descriptor).st_size if error.errno == errno.ENXIO else offset
 
 
+class WideWindow:
+    """The archive that is deep in a member whose window may be wide; one at a time, as each may take 64 MiB."""
+
+    def __init__(self) -> None:
+        self._holder: Callable[[], Archive | None] = lambda: None
+
+    def take(self, archive: Archive) -> None:
+        """Let an archive have it; the one before drops its decompressor, and begins again in its turn."""
+        holder = self._holder()
+        if holder is not archive:
+            if holder is not None:
+                holder.rest()
+            self._holder = weakref.ref(archive)
+
+
 class Content(Protocol):
     """
     What an open file holds, by offset in decompressed bytes.
@@ -70,11 +87,13 @@ class Content(Protocol):
         compression: Empty = the file is read as it is.
         descriptor: The open file.
         steps_left: Of decompression, in this turn; infinite = as many as it takes.
+        wide_window: Shared with the other archives that are open; None = it has one of its own.
     """
 
     compression: Compression
     descriptor: int
     steps_left: float
+    wide_window: WideWindow | None
 
     def pread(self, length: int, offset: int) -> bytes:
         """
@@ -95,7 +114,7 @@ class Content(Protocol):
         """Return whether all was decompressed, down to the end of a member; if not, it was cut short or still grows."""
 
     def rest(self) -> None:
-        """Hold as little memory as possible until it is read again."""
+        """Free what memory can be had again when it is read on."""
 
     def is_intact(self) -> bool:
         """Return whether the raw bytes that were read still seem to be there."""
@@ -114,8 +133,9 @@ class Plain:
     compression: Compression = ""
     steps_left = math.inf
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, wide_window: WideWindow | None = None) -> None:
         self.descriptor = descriptor
+        self.wide_window = wide_window
 
     def pread(self, length: int, offset: int) -> bytes:
         return os.pread(self.descriptor, length, offset)
@@ -227,8 +247,11 @@ class Archive:
         path: Where the file is; for people.
     """
 
-    def __init__(self, descriptor: int, compression: Compression, path: Path) -> None:
+    def __init__(
+        self, descriptor: int, compression: Compression, path: Path, wide_window: WideWindow | None = None
+    ) -> None:
         self.descriptor = descriptor
+        self.wide_window = wide_window
         self._path = path
         self._size = self._end = 0
         self._library = _library_of(compression)
@@ -344,6 +367,9 @@ class Archive:
 
     def _note_step(self, length: int) -> None:
         step()
+        is_deep = self._decompressor is not None and self._end - self._member_offset >= _DEEP_BYTES
+        if is_deep and self.wide_window is not None and self.compression in {"zstd", "xz"}:
+            self.wide_window.take(self)
         self.steps_left -= 1 + length // _COST_BYTES
         if self.steps_left <= 0:
             raise UnfinishedError
@@ -421,6 +447,8 @@ class Archive:
         The bytes that it was given last go in one by one, and so do those that come out: none is lost with the error.
         They may be more than that step was asked for, as libraries decompress ahead.
         """
+        if self.wide_window is not None:
+            self.wide_window.take(self)
         decompressor = self._library.open()
         raw_offset, offset = self._member_raw_offset, self._member_offset
         salvaged = bytearray()
@@ -441,7 +469,7 @@ class Archive:
         return bytes(salvaged)
 
 
-def open_content(descriptor: int, path: Path) -> Plain | Archive:
+def open_content(descriptor: int, path: Path, wide_window: WideWindow | None = None) -> Plain | Archive:
     """
     Look at the first bytes of an open file, and give what reads it.
 
@@ -450,6 +478,7 @@ def open_content(descriptor: int, path: Path) -> Plain | Archive:
     Args:
         descriptor: Open for reading; owned and closed by what is returned.
         path: Where the file is; for people.
+        wide_window: Of all archives that are open together.
     """
     compression = compression_of(os.pread(descriptor, _HEAD_BYTES, 0))
-    return Archive(descriptor, compression, path) if compression else Plain(descriptor)
+    return Archive(descriptor, compression, path, wide_window) if compression else Plain(descriptor, wide_window)

@@ -16,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import structlog
 
 from shipper.model.errors import SourceError
 from shipper.model.framing import CsvRows, Framing
 from shipper.model.records import Head, Stream, digest, shown
-from shipper.sources.content import Archive, Content, open_content
+from shipper.sources.content import Archive, Content, WideWindow, open_content
 from shipper.sources.discovery import Aside, nothing_aside
 from shipper.sources.reader import (
     HEAD_BYTES,
@@ -31,6 +31,7 @@ from shipper.sources.reader import (
     READ_BYTES,
     TURN_BYTES,
     InputForm,
+    Likeness,
     StreamReader,
     begins_alike,
     first_bytes,
@@ -45,6 +46,7 @@ log = structlog.get_logger("sources")
 Place = tuple[int, int]  # device and inode
 
 _NO_EVIDENCE = b"\0 \t\r\n"
+_LIKENESSES_MAX: Final = 1000
 
 
 class UndecidedError(SourceError):
@@ -97,6 +99,8 @@ class StreamBook:
         aside: Aside = nothing_aside,
     ) -> None:
         self._aside = aside
+        self._wide_window = WideWindow()
+        self._likenesses: dict[tuple[object, ...], Likeness] = {}
         self._max_record_bytes = max_record_bytes
         self._form = form
         self._next_stream_id = next_stream_id
@@ -291,7 +295,7 @@ class StreamBook:
         """
         descriptor = os.dup(reader.content.descriptor)
         try:
-            content = open_content(descriptor, reader.path)
+            content = open_content(descriptor, reader.path, self._wide_window)
             framing = self._framing_of(content)
             stream = self._moved(content, may_wait=may_wait)
             if stream is not None:
@@ -341,7 +345,7 @@ class StreamBook:
     def _open(self, path: Path, identify: Callable[[Content], Stream | None]) -> StreamReader | None:
         descriptor = _opened(path)
         try:
-            content = open_content(descriptor, path)
+            content = open_content(descriptor, path, self._wide_window)
             framing = self._framing_of(content)
             stream = identify(content)
             if stream is not None:
@@ -386,7 +390,7 @@ class StreamBook:
         """Begin a stream in a file that was truncated in place; the old one may live on in a copy."""
         descriptor = os.dup(reader.content.descriptor)
         try:
-            content = open_content(descriptor, reader.path)
+            content = open_content(descriptor, reader.path, self._wide_window)
             again = self._reader(content, self._begin(content, reader.path), reader.path)
             again.note_head()
         except BaseException:
@@ -458,17 +462,29 @@ class StreamBook:
         header_bytes = self._header_bytes(content)
         candidates = _alike(content, self._lost_by_head, header_bytes)
         for stream in sorted(candidates, key=lambda each: -each.checkpoint):
-            found = likeness(content, stream)
+            found = self._likeness(content, stream)
             if found == "same":
                 return stream
             if found == "shorter" and may_wait:
                 raise UndecidedError(stream, is_shorter=True)
         if may_wait:
             for stream in _alike(content, self._placed_by_head, header_bytes):
-                found = likeness(content, stream)
+                found = self._likeness(content, stream)
                 if found != "other":
                     raise UndecidedError(stream, is_shorter=found == "shorter")
         return None
+
+    def _likeness(self, content: Content, known: Stream) -> Likeness:
+        """Compare, but an archive only once: it is decompressed up to the checkpoint for it."""
+        if not content.compression:
+            return likeness(content, known)
+        status = content.status()
+        of = (*_place_of(status), status.st_size, status.st_mtime_ns, known.stream_id, known.marker, known.read_offset)
+        if of not in self._likenesses:
+            if len(self._likenesses) >= _LIKENESSES_MAX:
+                self._likenesses.clear()
+            self._likenesses[of] = likeness(content, known)
+        return self._likenesses[of]
 
     def _header_bytes(self, content: Content) -> int:
         framing = self._form.framing_of(first_bytes(content, HEAD_BYTES), is_whole=True)

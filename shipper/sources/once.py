@@ -18,7 +18,7 @@ from shipper.model.errors import SourceError, StateError
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, move_checkpoints, shown
 from shipper.sources.completion import KEEP, Completion
 from shipper.sources.identity import StreamBook
-from shipper.sources.reader import StreamReader
+from shipper.sources.reader import TURN_STEPS, StreamReader
 from shipper.sources.register import StreamRegister, forget_oldest, note_gone, tell_unreachable
 from shipper.sources.turns import Turns
 
@@ -220,7 +220,7 @@ class FilesOnce:
         try:
             before = reader.offset
             with self._book.reading(reader):
-                chunk = reader.read(is_final=True, is_in_turns=True)
+                chunk = reader.read(is_final=True, turn_steps=TURN_STEPS)
             if reader.is_unfinished:
                 return None
             if chunk is not None:

@@ -15,14 +15,15 @@ from shipper.model.errors import SourceError
 from shipper.model.records import Chunk, shown
 from shipper.sources.content import Archive
 from shipper.sources.identity import Place, StreamBook
-from shipper.sources.reader import StreamReader
+from shipper.sources.reader import TURN_STEPS, StreamReader
 from shipper.system.work import Piece, at_work, go_on_with
 
 log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 21
-_BEGINNING_BYTES: Final = 2 << 20  # of the content of an archive
-_FURTHER_BYTES: Final = 8 << 20  # that are read at least before another one has its turn
+_BEGINNING_BYTES: Final = 1 << 20  # of the content of an archive
+_BEGINNING_STEPS: Final = 128  # of decompression in a turn, 2 MiB: it is not to be deep in an archive after it
+_FURTHER_S: Final = 10.0  # that one is read on at least before another one has its turn
 
 # Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
 Ending = Literal["open", "quiet", "final"]
@@ -100,25 +101,28 @@ class _Archives:
     """
     Which archives are decompressed: one at its beginning and one further on, or very many would take all the memory.
 
-    So a small one never waits for a large one. Further on, that of which least was read goes first, and gets the turns
-    of all that wait. One that makes room is decompressed again from its beginning when its turn comes, so it makes room
-    no sooner than it has read on by as much.
+    So a small one waits for no large one to its end. Further on, that of which least was read goes first, and gets the
+    turns of all that wait. One that makes room is decompressed again from its beginning when its turn comes, so it
+    makes room no sooner than it has read on for as long as that took.
     """
 
     def __init__(self) -> None:
         self._chosen: dict[bool, OpenFile] = {}  # by whether it is further on
-        self._makes_room_at = 0  # the one further on: the offset
+        # Of the one further on: when and where it was chosen, and since when it reads on from there.
+        self._chosen_at = 0.0
+        self._position = 0
+        self._reads_on_since: float | None = None
 
-    def choose(self, ready: Iterable[OpenFile]) -> None:
+    def choose(self, ready: Iterable[OpenFile], now: float) -> None:
         """Choose among the files that have news."""
         waiting: dict[bool, list[OpenFile]] = {False: [], True: []}
         for file in ready:
             if isinstance(file.reader.content, Archive):
-                waiting[_position(file) >= _BEGINNING_BYTES].append(file)
+                waiting[_is_further(file)].append(file)
         further = self._chosen.get(True)
-        if waiting[True] and (further not in waiting[True] or _position(further) >= self._makes_room_at):
+        if waiting[True] and (further not in waiting[True] or self._makes_room(further, now)):
             least = min(waiting[True], key=_position)
-            self._makes_room_at = max(2 * _position(least), _FURTHER_BYTES)
+            self._chosen_at, self._position, self._reads_on_since = now, _position(least), None
             self._replace(least, is_further=True)
         beginning = self._chosen.get(False)
         if waiting[False] and beginning not in waiting[False]:
@@ -126,18 +130,30 @@ class _Archives:
         elif beginning in waiting[True]:
             del self._chosen[False]  # it has left its beginning, and waits for its turn as others do
 
+    def _makes_room(self, file: OpenFile, now: float) -> bool:
+        if self._reads_on_since is None and _position(file) > self._position:
+            self._reads_on_since = now
+        since = self._reads_on_since
+        return since is not None and now >= since + max(_FURTHER_S, since - self._chosen_at)
+
     def _replace(self, file: OpenFile, *, is_further: bool) -> None:
         before, self._chosen[is_further] = self._chosen.get(is_further), file
         if before is not None and before not in self._chosen.values():
             before.reader.content.rest()
 
     def in_turn(self, file: OpenFile) -> OpenFile | None:
-        """Return which file is read in a file's turn: archives that wait leave theirs to the chosen one."""
-        if not isinstance(file.reader.content, Archive) or file in self._chosen.values():
+        """Return which archive is read in the turn of one: those that wait leave theirs to the chosen one."""
+        if file in self._chosen.values():
             return file
         file.reader.content.rest()
-        chosen = self._chosen.get(_position(file) >= _BEGINNING_BYTES)
-        return chosen if chosen is not None and chosen.is_ready else None
+        is_further = _is_further(file)
+        chosen = self._chosen.get(is_further)
+        may_go_on = chosen is not None and chosen.is_ready and _is_further(chosen) == is_further
+        return chosen if may_go_on else None
+
+
+def _is_further(file: OpenFile) -> bool:
+    return _position(file) >= _BEGINNING_BYTES
 
 
 def _position(file: OpenFile) -> int:
@@ -285,10 +301,10 @@ class OpenFiles:
 
     def read(self, now: float) -> list[Chunk]:
         """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
-        self._archives.choose(self._ready)
         chunks: list[Chunk] = []
         ended: set[OpenFile] = set()
         read_bytes = 0
+        has_chosen = False
         for _ in range(len(self._ready)):
             if read_bytes >= _READ_TOGETHER_BYTES:
                 break
@@ -296,7 +312,12 @@ class OpenFiles:
             file.is_ready = False
             if self._files.get(file.place) is not file or file.new_since is not None:
                 continue  # closed, or not its turn yet
-            in_turn = self._archives.in_turn(file)
+            in_turn: OpenFile | None = file
+            if isinstance(file.reader.content, Archive):
+                if not has_chosen:
+                    self._archives.choose((each for each in (file, *self._ready) if each not in ended), now)
+                    has_chosen = True
+                in_turn = self._archives.in_turn(file)
             if in_turn is not file:
                 self.wake(file)
             chunk = None if in_turn is None or in_turn in ended else self._try_to_read(in_turn, now)
@@ -305,6 +326,7 @@ class OpenFiles:
                 read_bytes += len(chunk.data)
             elif in_turn is not None and not in_turn.reader.is_unfinished:
                 ended.add(in_turn)
+                has_chosen = False  # the next small archive need not wait for the next look at all files
         return chunks
 
     def _try_to_read(self, file: OpenFile, now: float) -> Chunk | None:
@@ -333,7 +355,8 @@ class OpenFiles:
         file.ending = self._ending(file, now)
         reader = file.reader
         reader.note_size(status, wall_time)
-        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open", is_in_turns=True)
+        steps = TURN_STEPS if _is_further(file) else _BEGINNING_STEPS
+        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open", turn_steps=steps)
         file.trouble = ""
         if reader.is_unfinished:
             self.wake(file)

@@ -40,7 +40,7 @@ HEAD_BYTES: Final = 1024
 TURN_BYTES: Final = 1 << 24  # that are searched for the end of a line, or of NULs, before it is another file's turn
 _COLUMNS_MAX: Final = 1000  # of CSV
 _HEADER_BYTES_MAX: Final = 1 << 16
-TURN_STEPS: Final = 4096  # of decompression
+TURN_STEPS: Final = 4096  # of decompression, 64 MiB; very many members may be empty
 
 
 class InputForm(NamedTuple):
@@ -239,7 +239,7 @@ class StreamReader:
         self.stream.move_checkpoint(self.offset, self._tail)
         return self._tail
 
-    def read(self, *, is_final: bool, is_quiet: bool = False, is_in_turns: bool = False) -> Chunk | None:
+    def read(self, *, is_final: bool, is_quiet: bool = False, turn_steps: float = math.inf) -> Chunk | None:
         """
         Read the next whole lines.
 
@@ -251,7 +251,8 @@ class StreamReader:
                 of an archive that is cut short.
             is_quiet: Nothing was appended to an archive for long. The end of a member may be that of a flush, in the
                 middle of a line; so it ends the last line only if that is a whole object.
-            is_in_turns: Read and search no more than a few MiB, and see `is_unfinished` if there is no chunk.
+            turn_steps: Take so many steps of decompression at most, and search no more than a few MiB; if there is no
+                chunk then, see `is_unfinished`. Infinite = go on until there is one.
         Returns:
             At most 1 MiB, or one line that is longer; None if there is no whole line yet.
         Raises:
@@ -259,8 +260,8 @@ class StreamReader:
                 ends too early.
         """
         self.is_unfinished = False
-        self._turn_bytes = TURN_BYTES if is_in_turns else math.inf
-        self.content.steps_left = TURN_STEPS if is_in_turns else math.inf
+        self._turn_bytes = TURN_BYTES if turn_steps < math.inf else math.inf
+        self.content.steps_left = turn_steps
         try:
             return self._read_whole(is_final=is_final, is_quiet=is_quiet)
         except UnfinishedError:
@@ -335,7 +336,7 @@ class StreamReader:
             self._is_framed = self._find_framing(is_final=is_final)
             if not self._is_framed:
                 return None
-        self._refuse_repeated_column()
+        self._refuse_header()
         if self.stream.framing is not LINES:
             return self._read_framed(is_final=is_final)
         if self._scanned:
@@ -372,29 +373,31 @@ class StreamReader:
         if not head or (begins_like_archive(head) and not is_final):
             return False
         if not self.content.compression and compression_of(head):  # it was too short to tell when it was opened
-            self.content = open_content(self.content.descriptor, self.path)
+            self.content = open_content(self.content.descriptor, self.path, self.content.wide_window)
             head = self._pread(READ_BYTES, 0)
         framing = self._form.framing_of(head, is_whole=is_final or len(head) == READ_BYTES)
         if framing is None:
             return False
-        if isinstance(framing, CsvRows) and self.stream.kind == "file":
-            self._refuse_large(framing)
         self.stream.framing = framing
         return True
 
-    def _refuse_large(self, csv: CsvRows) -> None:
-        """Refuse a header that would take much memory for as long as its file is known."""
-        columns, length = len(csv.names), len(csv.header)
+    def _refuse_header(self) -> None:
+        """
+        Refuse a file whose header takes much memory as long as it is known, or names a column twice.
+
+        What came through a pipe is kept; nobody could mend it.
+        """
+        framing = self.stream.framing
+        if not isinstance(framing, CsvRows) or self.stream.kind != "file":
+            return
+        columns, length = len(framing.names), len(framing.header)
         if columns > _COLUMNS_MAX or length > _HEADER_BYTES_MAX:
+            self.stream.framing, self._is_framed = LINES, False  # so that it is not kept
             raise SourceError(
                 f"{self.path}: the header has {columns:,} columns in {length:,} bytes; there may be {_COLUMNS_MAX:,} "
                 f"in {_HEADER_BYTES_MAX:,}. Is input.format right? If so, leave columns out that are not needed"
             )
-
-    def _refuse_repeated_column(self) -> None:
-        """Read nothing of a file of which nobody can say which value is meant; what came through a pipe is kept."""
-        framing = self.stream.framing
-        if isinstance(framing, CsvRows) and framing.repeated and self.stream.kind == "file":
+        if framing.repeated:
             first, second = framing.repeated
             name = framing.names[first - 1]
             shown = f" ({name})" if name.casefold() in self._form.columns else ""  # others may be values

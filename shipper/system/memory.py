@@ -10,7 +10,7 @@ from typing import Final
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 _MAPPED_BYTES: Final = 1 << 20
-_TRIM_SECONDS: Final = 1.0
+_TRIM_SECONDS: Final = 0.25
 
 
 def keep_memory_together() -> None:

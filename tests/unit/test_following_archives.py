@@ -3,24 +3,38 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
+from backports import zstd
 
 from shipper.sources.content import Archive
 from tests.unit.follower_bench import Bench
 
 LARGE = 20 << 20
-FURTHER = 4 << 20  # that one at its beginning is read to at most before it is another one's turn
+WIDE = 6 << 20
+FURTHER = 5 << 20  # that one at its beginning is decompressed to at most before it is another one's turn
 BLANKS = (b" " * 1023 + b"\n") * 1024  # 1 MiB
 
 
 @pytest.fixture
-def bench(tmp_path: Path):
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Assert at each step of decompression that no more archives stand within a member than may."""
     bench = Bench(tmp_path)
+    note_step = Archive._note_step
+
+    def check(archive: Archive, length: int) -> None:
+        note_step(archive, length)
+        archives = [each.reader.content for each in bench.follower.files if isinstance(each.reader.content, Archive)]
+        assert sum(each._decompressor is not None for each in archives) <= 2
+        assert sum(each._decompressor is not None and each._end > FURTHER for each in archives) <= 1
+
+    monkeypatch.setattr(Archive, "_note_step", check)
     yield bench
     bench.stop()
     bench.store.close()
@@ -37,9 +51,6 @@ def read(bench: Bench, *, until: Callable[[Counter[str]], bool] = lambda _: Fals
         quiet = 0 if files.has_news else quiet + 1
         for chunk in files.read(bench.now):
             found[Path(chunk.stream.path).name] += len(chunk.data.split())
-        archives = [each.reader.content for each in files if isinstance(each.reader.content, Archive)]
-        assert sum(each._decompressor is not None for each in archives) <= 2
-        assert sum(each._decompressor is not None and each._end > FURTHER for each in archives) <= 1
     return found
 
 
@@ -52,6 +63,18 @@ def test_each_of_very_many_is_read_once(bench: Bench):
         bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * number + records(100 + number, 5), 1))
     bench.start()
     assert read(bench) == {f"{number}.log": 10 for number in range(20)}
+
+
+def test_many_small_ones_are_read_together(bench: Bench):
+    for number in range(40):
+        bench.write(f"{number}.log", gzip.compress(records(number, 5)))
+    bench.start()
+    bench.follower.look(bench.follower.find(), bench.now)
+    files, found, reads = bench.follower.files, 0, 0
+    while files.has_news:
+        found += sum(len(chunk.data.split()) for chunk in files.read(bench.now))
+        reads += 1
+    assert (found, reads <= 6) == (200, True), reads
 
 
 def test_a_small_one_waits_for_no_large_ones(bench: Bench):
@@ -68,6 +91,46 @@ def test_a_small_one_waits_for_no_large_ones(bench: Bench):
     assert found + read(bench) == {"small.log": 5, **dict.fromkeys(large, 10)}
 
 
+def test_one_line_without_an_end_is_another_ones_turn_soon(bench: Bench):
+    bench.write("large.log", gzip.compress(records(0, 5) + BLANKS * 60 + records(100, 5), 1))
+    bench.start()
+    files = bench.follower.files
+    found = read(bench, until=lambda _: any(each.reader.offset >= LARGE for each in files))
+    bench.write("line.log", gzip.compress(b" " * (3 * LARGE) + b"\n" + records(1000, 5), 1))
+    assert found + read(bench) == {"large.log": 10, "line.log": 5}
+
+
+@pytest.mark.parametrize("pack", [lzma.compress, zstd.compress], ids=["xz", "zstd"])
+def test_one_window_at_a_time_is_wide_also_where_files_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Callable[[bytes], bytes]
+):
+    bench = Bench(tmp_path)
+    decompressed, seen, note_step = Counter[str](), WeakSet[Archive](), Archive._note_step
+
+    def check(archive: Archive, length: int) -> None:
+        note_step(archive, length)
+        decompressed[archive._path.name] += length
+        seen.add(archive)
+        assert sum(each._decompressor is not None and each._end > WIDE for each in seen) <= 1
+
+    monkeypatch.setattr(Archive, "_note_step", check)
+    bench.write("0.log", pack(records(0, 5) + BLANKS * 30 + records(100, 5)))
+    bench.start()
+    assert read(bench) == {"0.log": 10}
+    bench.write("1.log", pack(records(50, 5) + BLANKS * 60 + records(150, 5)))
+    files = bench.follower.files
+    found = read(
+        bench, until=lambda _: any(each.reader.path.name == "1.log" and each.reader.offset >= LARGE for each in files)
+    )
+    bench.write("2.log", pack(records(0, 5) + BLANKS * 40 + records(200, 5)))
+    bench.write("3.log", pack(records(0, 5) + BLANKS * 40 + records(300, 5)))
+    assert found + read(bench) == dict.fromkeys(["1.log", "2.log", "3.log"], 10)
+    compared = max(decompressed["2.log"], decompressed["3.log"])
+    assert 40 << 20 < compared < 160 << 20, "compared once, and begun again a few times"
+    bench.stop()
+    bench.store.close()
+
+
 def test_of_large_ones_that_goes_first_of_which_least_was_read(bench: Bench):
     large = [f"{number}.log" for number in range(3)]
     for number, name in enumerate(large):
@@ -79,6 +142,19 @@ def test_of_large_ones_that_goes_first_of_which_least_was_read(bench: Bench):
     found += read(bench, until=lambda found: bool(found["smaller.log"]))
     assert all(found[name] == 5 for name in large), "each of the large ones is still to be read"
     assert found + read(bench) == {"smaller.log": 5, **dict.fromkeys(large, 10)}
+
+
+def test_a_smaller_one_waits_for_seconds_however_far_the_large_ones_were_read(bench: Bench):
+    for number in range(2):
+        bench.write(f"{number}.log", gzip.compress(records(number, 5) + BLANKS * 90 + records(100 + number, 5), 1))
+    bench.start()
+    files = bench.follower.files
+    found = read(bench, until=lambda _: any(each.reader.offset >= 46 << 20 for each in files))
+    bench.write("smaller.log", gzip.compress(BLANKS * 3 + records(1000, 5), 1))
+    before = bench.now
+    found += read(bench, until=lambda found: bool(found["smaller.log"]))
+    assert bench.now - before < 22
+    assert found + read(bench) == {"0.log": 10, "1.log": 10, "smaller.log": 5}
 
 
 def test_one_that_grows_within_a_member_makes_room_and_goes_on_where_it_was(bench: Bench):

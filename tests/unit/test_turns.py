@@ -83,7 +83,8 @@ class Work:
 
         for module in ("reader", "identity"):
             monkeypatch.setattr(f"shipper.sources.{module}.TURN_BYTES", TURN_BYTES)
-        monkeypatch.setattr("shipper.sources.reader.TURN_STEPS", TURN_STEPS)
+        for module in ("reader", "once", "open_files"):
+            monkeypatch.setattr(f"shipper.sources.{module}.TURN_STEPS", TURN_STEPS)
         monkeypatch.setattr(Plain, "pread", pread)
         monkeypatch.setattr(Archive, "_step", stepped)
 
