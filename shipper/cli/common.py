@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import wraps
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
 import typer
+from typer.core import TyperGroup
 
-from shipper.config.load import Written, read_written
+from shipper.config.load import USUAL_FILES, Written, misspelt_variables, read_written
 from shipper.config.settings import Settings, literal_secrets, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
@@ -23,6 +24,34 @@ from shipper.status.units import several as several
 from shipper.system.stderr import ForgivingStderr
 
 T = TypeVar("T")
+
+_views: Final[list[object]] = []  # temporary directories, which go with the process
+
+# New objects between two collections. Of what flows next to nothing is left to them, but a connection to the admin
+# address leaves cycles of some 5 KB behind.
+_GC_THRESHOLDS: Final = (10_000, 20, 20)
+
+
+class Commands(TyperGroup):
+    """Commands whose first sentences are shown in full."""
+
+    groups: Mapping[str, Collection[str]] = {}  # by title; what is in none stands under "Commands"
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        names = self.list_commands(ctx)
+        grouped = {name for group in self.groups.values() for name in group}
+        others = [name for name in names if name not in grouped]
+        for title, group in [*self.groups.items(), ("Commands", others)]:
+            commands = [(name, self.get_command(ctx, name)) for name in group]
+            rows = [(name.ljust(12), _first_sentence(command.help)) for name, command in commands if command]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def _first_sentence(text: str | None) -> str:
+    return " ".join((text or "").strip().partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="The settings file (default: the usual places).")
@@ -53,17 +82,19 @@ class SettingsOptions(NamedTuple):
     log_level: str | None = None
     log_format: str | None = None
 
-    def load(self, rate: float | None = None) -> dict[str, Written]:
+    def load(self, rate: float | None = None, include: Sequence[str] | None = None) -> dict[str, Written]:
         """
         Load every key that is written somewhere.
 
         Args:
             rate: What was given as --rate.
+            include: Patterns that were given as arguments.
         """
         flags = {
             "log.level": self.log_level,
             "log.format": self.log_format,
             "delivery.rate_limit_events_per_second": rate,
+            "input.include": include or None,
         }
         given = self.overrides or ()
         return read_written(Settings, config_path=self.config, environ=os.environ, overrides=given, flags=flags)
@@ -95,25 +126,39 @@ def with_settings_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def read_settings(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:
+def read_settings(
+    options: SettingsOptions,
+    needs: Needed | None = None,
+    rate: float | None = None,
+    include: Sequence[str] | None = None,
+) -> Settings:
     """
     Read the settings as a command line says.
 
     Args:
         needs: The endpoint that the command requires.
         rate: What was given as --rate.
+        include: Patterns that were given as arguments.
     Raises:
         ConfigError: The first thing that is wrong with a setting.
     """
-    written = options.load(rate)
+    written = options.load(rate, include)
     settings = settings_from(written, environ=os.environ)
     if needs is not None:
         try:
             require_endpoint(settings, needs)
         except ConfigError as error:
             sources = [entry.source for key, entry in written.items() if key.startswith(f"{needs}.")]
-            raise ConfigError(error.message, key=error.key, source=sources[0] if sources else "") from None
+            message = error.message + (_no_file() if not options.config and error.key == needs else "")
+            raise ConfigError(message, key=error.key, source=sources[0] if sources else "") from None
     return settings
+
+
+def _no_file() -> str:
+    """Tell where a settings file was looked for, if there is none."""
+    if os.environ.get("SHIPPER_CONFIG") or any(path.exists() for path in USUAL_FILES):
+        return ""
+    return f". There is no settings file: {' and '.join(str(path.absolute()) for path in USUAL_FILES)} do not exist"
 
 
 def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:
@@ -140,6 +185,30 @@ def require_directory(settings: Settings) -> Settings:
     return settings
 
 
+def readable_state(settings: Settings) -> Settings:
+    """
+    Return settings whose state is in a directory that can be read.
+
+    That of a consumer group is copied from the brokers into a temporary one, which is gone when the command ends.
+
+    Raises:
+        SourceError: The brokers cannot be asked.
+    """
+    if settings.input.kafka is None:
+        return settings
+    import tempfile
+
+    import msgspec
+
+    from shipper.kafka.view import GroupView
+
+    folder = tempfile.TemporaryDirectory(prefix="shipper-view-")
+    _views.append(folder)
+    directory = Path(folder.name)
+    GroupView(settings.input.kafka, directory)
+    return msgspec.structs.replace(settings, state=msgspec.structs.replace(settings.state, directory=directory))
+
+
 def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
     """Set up the logs, and warn of secrets in the settings themselves where they are used."""
     import structlog  # commands that do not log start without it
@@ -147,6 +216,8 @@ def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:
     from shipper.status.logs import configure_logs
 
     configure_logs(settings.log.level, settings.log.format, now=time.monotonic)
+    for name, meant in misspelt_variables(Settings, os.environ).items():
+        structlog.get_logger("config").warning("variable_ignored", name=name, message=f"did you mean {meant}?")
     if uses_secrets and (keys := literal_secrets(settings)):
         structlog.get_logger("config").warning(
             "literal_secrets", keys=keys, message='better: references, { env = "NAME" } or { file = "/path" }'
@@ -186,6 +257,7 @@ def run_async(function: Callable[[], Awaitable[T]]) -> T:
     import anyio
 
     gc.freeze()  # what is loaded by now stays: no collection has to look at it again
+    gc.set_threshold(*_GC_THRESHOLDS)
     return anyio.run(function, backend_options={"use_uvloop": sys.platform != "win32"})
 
 

@@ -15,6 +15,7 @@ from shipper.cli.common import (
     SettingsOptions,
     confirm,
     prepare,
+    readable_state,
     reader_may_leave,
     require_directory,
     say,
@@ -83,13 +84,14 @@ def ledger(
     days = days_of_zone(timezone)
     only = days_between(start, end, days.today(time.time())) if start else None
     target = checked_target(output, form)
-    settings = require_directory(prepare(options))
+    settings = prepare(options)
     check_installed(form)
     if erase_affiliate is not None:
         if only is not None:
             raise typer.BadParameter("--erase-affiliate erases on all days; leave out START and END")
-        _erase(settings, erase_affiliate, yes=yes)
+        _erase(require_directory(settings), erase_affiliate, yes=yes)
         return
+    settings = readable_state(settings)
     rows = read_rows(settings, only)
     letters = read_dead_letters(settings)
     table = ledger_table(rows, letters.counts, days=days, by=by, only=only)

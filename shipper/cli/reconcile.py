@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from shipper.cli.common import SettingsOptions, prepare, require_directory, run_async, say, with_settings_options
+from shipper.cli.common import SettingsOptions, prepare, readable_state, run_async, say, with_settings_options
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
 from shipper.cli.report.fetching import check, gather, print_failures
 from shipper.cli.report.keeping import opened_if_usable, read
@@ -118,7 +118,7 @@ def reconcile(
     parts = parts_of([account], *wanted, split)
     share = _share(alarm_below)
     target = checked_target(output, form)
-    settings = require_directory(prepare(options, needs="report"))
+    settings = readable_state(prepare(options, needs="report"))
     check_installed(form)
     owners = _owners(settings, account)
     for day in wanted:

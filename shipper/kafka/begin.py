@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import read_metadata
+
+Place = tuple[str, int]
+"""A topic and the number of a partition."""
 
 
 class Found(NamedTuple):
@@ -28,6 +32,37 @@ class Found(NamedTuple):
     high: int
     topic_id: str
     is_topic_known: bool
+
+
+class _Committed(Protocol):
+    """What is used of a `confluent_kafka.TopicPartition`."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str | None
+
+
+def found_in(
+    committed: Iterable[_Committed],
+    topic_ids: Mapping[str, str],
+    ranges: Mapping[Place, tuple[int, int]],
+) -> dict[Place, Found]:
+    """
+    Put together what the brokers say.
+
+    Args:
+        committed: The group's offsets of all partitions of the topics.
+        topic_ids: By the name of the topic.
+        ranges: Where the partitions that are asked about begin and end.
+    """
+    offsets = {(each.topic, each.partition): each for each in committed}
+    known = {topic for (topic, _), each in offsets.items() if each.offset >= 0}
+    found = {}
+    for place, (low, high) in ranges.items():
+        own, topic = offsets[place], place[0]
+        found[place] = Found(*place, own.offset, own.metadata, low, high, topic_ids[topic], topic in known)
+    return found
 
 
 class Begin(NamedTuple):

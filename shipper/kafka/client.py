@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from threading import Event
 from typing import Any, Final, TypeVar
 
@@ -11,12 +11,13 @@ import structlog
 
 from shipper.config.secrets import resolve_secret
 from shipper.config.settings import KafkaSettings
-from shipper.model.errors import ConfigError
+from shipper.model.errors import ConfigError, StateInUseError
 from shipper.model.version import __version__
 
 try:
     from confluent_kafka import KafkaError as KafkaError
-    from confluent_kafka import KafkaException
+    from confluent_kafka import KafkaException, TopicCollection, TopicPartition
+    from confluent_kafka.admin import AdminClient
 except ImportError:  # only this package needs it
     raise ConfigError(
         "needs confluent-kafka, which is not installed; run: pip install 'acquisition-shipper[kafka]'",
@@ -44,7 +45,7 @@ _MOVING: Final = {
 }
 _TRIES: Final = 20
 _BETWEEN_TRIES_S: Final = 0.25
-_LETTER_ROOM: Final = 1 << 20  # for the headers of a dead letter and those that came with it
+_HEADERS_ROOM: Final = 1 << 20  # for the headers of a dead letter and those that came with it
 
 
 class _Log(logging.Handler):
@@ -133,7 +134,7 @@ def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
         "transactional.id": name,
         "transaction.timeout.ms": int(1000 * TRANSACTION_S),
         "enable.idempotence": True,
-        "message.max.bytes": min(1_000_000_000, max_record_bytes + _LETTER_ROOM),
+        "message.max.bytes": min(1_000_000_000, max_record_bytes + _HEADERS_ROOM),
         "linger.ms": 5,
     }
 
@@ -154,6 +155,24 @@ def patiently(call: Callable[[], T]) -> T:
                 raise
             Event().wait(_BETWEEN_TRIES_S)
     return call()
+
+
+def partitions_of(
+    admin: AdminClient, topics: Sequence[str], limit_s: float
+) -> tuple[dict[str, str], list[TopicPartition]]:
+    """Ask for the ids of topics, by name, and for all their partitions."""
+    described = admin.describe_topics(TopicCollection(list(topics)), request_timeout=limit_s)
+    found = {name: future.result(limit_s) for name, future in described.items()}
+    places = [TopicPartition(name, each.id) for name, topic in found.items() for each in topic.partitions]
+    return {name: str(topic.topic_id) for name, topic in found.items()}, places
+
+
+def name_taken(settings: KafkaSettings) -> StateInUseError:
+    """Return the error for a static name that another process has."""
+    return StateInUseError(
+        f"another member of group {settings.group_id} has the name {settings.group_instance_id}; give each its own "
+        "input.kafka.group_instance_id"
+    )
 
 
 def words(error: KafkaError) -> str:

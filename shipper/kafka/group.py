@@ -26,11 +26,21 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicColle
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.begin import Begin, Found, begin
-from shipper.kafka.client import FORBIDDEN, KafkaError, consumer_properties, error_of, properties, refusal, words
+from shipper.kafka.begin import Begin, Found, Place, begin, found_in
+from shipper.kafka.client import (
+    FORBIDDEN,
+    KafkaError,
+    consumer_properties,
+    error_of,
+    name_taken,
+    partitions_of,
+    properties,
+    refusal,
+    words,
+)
 from shipper.kafka.documents import Metadata
 from shipper.kafka.stream import KafkaStream, Session, new_stream
-from shipper.model.errors import ShipperError, StateInUseError
+from shipper.model.errors import ShipperError
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.records import Chunk, Stream
 
@@ -47,7 +57,6 @@ _ENDS_S: Final = 5.0
 _TOPICS_S: Final = 30.0
 _NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
 _CLOSE_S: Final = 10.0
-_Place = tuple[str, int]
 
 
 class Attached(Protocol):
@@ -92,8 +101,8 @@ class Member:
         self._portal: BlockingPortal | None = None
         self._attached: Attached | None = None
         self._is_reading = self._is_closing = False
-        self._streams: dict[_Place, KafkaStream] = {}
-        self._moved: set[_Place] = set()  # by rebalances during the call of the client that is under way
+        self._streams: dict[Place, KafkaStream] = {}
+        self._moved: set[Place] = set()  # by rebalances during the call of the client that is under way
         self._is_paused = False
         self._queue: deque[Chunk] = deque()
         self._has_room = threading.Event()
@@ -280,9 +289,9 @@ class Member:
 
     def _take(self, messages: Sequence[Any]) -> None:
         """Put messages into the queue, in their order; what may belong to an earlier assignment is read again."""
-        by_place: dict[_Place, list[Any]] = {}
+        by_place: dict[Place, list[Any]] = {}
         ends: list[Any] = []
-        dropped: set[_Place] = set()
+        dropped: set[Place] = set()
         for place, own in groupby(messages, key=_place_of):
             good = by_place.setdefault(place, [])
             for message in own:
@@ -341,12 +350,8 @@ class Member:
             self.note_error(error)
 
     def _fatal(self, error: KafkaError) -> ShipperError:
-        name = self._settings.group_instance_id
-        if name and "fenced" in error.str():
-            return StateInUseError(
-                f"another member of group {self._settings.group_id} has the name {name}; give each its own "
-                "input.kafka.group_instance_id"
-            )
+        if self._settings.group_instance_id and "fenced" in error.str():
+            return name_taken(self._settings)
         return ShipperError(f"this process cannot be a member of group {self._settings.group_id}: {words(error)}")
 
     def _note_own_error(self, error: KafkaError) -> None:
@@ -427,7 +432,7 @@ class Member:
 
     # Where to begin ------------------------------------------------------------------------------------------------
 
-    def _begins(self, places: Sequence[_Place]) -> dict[_Place, tuple[Begin, Found]]:
+    def _begins(self, places: Sequence[Place]) -> dict[Place, tuple[Begin, Found]]:
         """Ask the brokers where to begin, until they say; nothing may be read before."""
         while not self._is_closing:
             try:
@@ -441,23 +446,17 @@ class Member:
                 self._has_room.wait(_PAUSED_POLL_S)
         return {}
 
-    def _found(self, places: Sequence[_Place]) -> dict[_Place, Found]:
-        names = sorted({topic for topic, _ in places})
-        described = self._admin.describe_topics(TopicCollection(names), request_timeout=_CALL_S)
-        topics = {name: future.result(_CALL_S) for name, future in described.items()}
-        whole = [TopicPartition(name, each.id) for name, topic in topics.items() for each in topic.partitions]
-        committed = {(each.topic, each.partition): each for each in self.consumer.committed(whole, _CALL_S)}
-        for each in committed.values():
+    def _found(self, places: Sequence[Place]) -> dict[Place, Found]:
+        topic_ids, whole = partitions_of(self._admin, sorted({topic for topic, _ in places}), _CALL_S)
+        committed = self.consumer.committed(whole, _CALL_S)
+        for each in committed:
             if each.error is not None:
                 raise KafkaException(each.error)
-        known = {topic for (topic, _), each in committed.items() if each.offset >= 0}
-        found = {}
-        for place in places:
-            low, high = self.consumer.get_watermark_offsets(TopicPartition(*place), _CALL_S, cached=False)
-            at = committed[place]
-            topic_id = str(topics[place[0]].topic_id)
-            found[place] = Found(*place, at.offset, at.metadata, low, high, topic_id, place[0] in known)
-        return found
+        ranges = {
+            place: self.consumer.get_watermark_offsets(TopicPartition(*place), _CALL_S, cached=False)
+            for place in places
+        }
+        return found_in(committed, topic_ids, ranges)
 
     def _new_stream(self, found: Found, at: Begin) -> KafkaStream:
         stream = new_stream(
@@ -565,5 +564,5 @@ class Member:
             self._obstacles.pop("input_gap", None)
 
 
-def _place_of(message: Any) -> _Place:
+def _place_of(message: Any) -> Place:
     return message.topic(), message.partition()

@@ -9,15 +9,14 @@ from confluent_kafka import (
     ConsumerGroupState,
     IsolationLevel,
     KafkaException,
-    TopicCollection,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.begin import Found, begin
-from shipper.kafka.client import error_of, patiently, properties, refusal, words
+from shipper.kafka.begin import Found, Place, begin, found_in
+from shipper.kafka.client import error_of, partitions_of, patiently, properties, refusal, words
 from shipper.kafka.documents import read_metadata
 from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
@@ -77,23 +76,17 @@ def look_at_group(settings: KafkaSettings, at: float, until: float | None = None
 def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
     common = properties(settings)
     admin = AdminClient(common)
-    described = admin.describe_topics(TopicCollection(list(settings.topics)), request_timeout=_CALL_S)
-    topics = {name: future.result(_CALL_S) for name, future in described.items()}
-    places = [TopicPartition(name, each.id) for name, topic in topics.items() for each in topic.partitions]
+    topic_ids, places = partitions_of(admin, settings.topics, _CALL_S)
     consumer = Consumer(common | {"group.id": settings.group_id, "enable.auto.commit": False})
     try:
         offsets = patiently(lambda: consumer.committed(places, _CALL_S))
     finally:
         consumer.close()
-    committed = {(each.topic, each.partition): each for each in offsets}
     lows = _offsets(admin, places, OffsetSpec.earliest())
     ends = _offsets(admin, places, OffsetSpec.latest())
     moments = {} if until is None else _offsets(admin, places, OffsetSpec.for_timestamp(int(until * 1000)))
-    known = {topic for (topic, _), each in committed.items() if each.offset >= 0}
     partitions, late = [], []
-    for place, own in committed.items():
-        topic_id = str(topics[place[0]].topic_id)
-        found = Found(*place, own.offset, own.metadata, lows[place], ends[place], topic_id, place[0] in known)
+    for place, found in found_in(offsets, topic_ids, {place: (lows[place], ends[place]) for place in lows}).items():
         state = _state(found, settings, at)
         partitions.append(state)
         if until is not None and not _is_settled(state, until, moments[place]):
@@ -115,7 +108,7 @@ def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
     )
 
 
-def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[tuple[str, int], int]:
+def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[Place, int]:
     answers = admin.list_offsets(
         dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_CALL_S
     )

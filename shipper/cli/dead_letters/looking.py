@@ -14,8 +14,8 @@ from shipper.cli.common import (
     plain,
     prepare,
     print_json,
+    readable_state,
     reader_may_leave,
-    require_directory,
     say,
     with_settings_options,
 )
@@ -57,7 +57,7 @@ def show_list(
     Example: shipper dead-letters list --reason ip --since 2026-11-01
     """
     selection = selection_of(reason, since, path, delivery)
-    settings = require_directory(prepare(options))
+    settings = readable_state(prepare(options))
     with opened(settings) as letters:
         counts = letters.count_by_rule(selection) if letters else {}
         found = letters.newest(selection, limit) if letters else []
@@ -84,7 +84,7 @@ def show(
 
     Example: shipper dead-letters show 17
     """
-    settings = require_directory(prepare(options))
+    settings = readable_state(prepare(options))
     missing = []
     with opened(settings) as letters, reader_may_leave():
         for letter_id in ids:
@@ -116,7 +116,7 @@ def export(
     """
     selection = selection_of(reason, since, path, delivery)
     whole = msgspec.structs.replace(selection, is_whole=True)
-    settings = require_directory(prepare(options))
+    settings = readable_state(prepare(options))
     with opened(settings) as letters:
         if letters is None:
             say(none_found(selection))

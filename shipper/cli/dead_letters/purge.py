@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from shipper.cli.common import SettingsOptions, confirm, prepare, require_directory, say, several, with_settings_options
 from shipper.cli.dead_letters.selecting import (
@@ -17,7 +21,7 @@ from shipper.cli.dead_letters.selecting import (
     opened,
     selection_of,
 )
-from shipper.config.settings import Settings
+from shipper.config.settings import KafkaSettings, Settings
 
 if TYPE_CHECKING:
     from shipper.state.letters import Selection
@@ -71,7 +75,11 @@ def purge(
         raise typer.BadParameter("choose which ones, for example with --older-than 90, or give --all")
     elif has_filter and everything:
         raise typer.BadParameter("--all cannot be combined with filters; leave out one of them")
-    settings = require_directory(prepare(options))
+    settings = prepare(options)
+    if settings.input.kafka is not None and consumer_id is None:
+        _purge_of_group(settings, settings.input.kafka, selection, ids or [], yes=yes)
+        return
+    settings = require_directory(settings)
     if consumer_id is not None:
         _erase(settings, consumer_id, yes=yes)
     else:
@@ -105,6 +113,27 @@ def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: b
         say(f"{several(store.purge(ids), 'dead letter')} deleted")
     finally:
         store.close()
+
+
+def _purge_of_group(
+    settings: Settings, kafka: KafkaSettings, selection: Selection, named: list[int], *, yes: bool
+) -> None:
+    from shipper.kafka.view import GroupView
+
+    if named:
+        raise typer.BadParameter("the IDs of a group's dead letters are new at each look; choose by what they are of")
+    with TemporaryDirectory(prefix="shipper-view-") as name:
+        view = GroupView(kafka, Path(name))
+        with opened(replace(settings, state=replace(settings.state, directory=Path(name)))) as letters:
+            assert letters is not None
+            found = letters.newest(selection, sys.maxsize)
+            counts = letters.count_by_rule(selection)
+    if not found:
+        say(none_found(selection))
+        return
+    confirm(f"delete {several(len(found), 'dead letter')} for good ({by_rule(counts)})?", yes=yes)
+    view.delete(found)
+    say(f"{several(len(found), 'dead letter')} deleted; their bytes go when the brokers compact {kafka.letters}")
 
 
 def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 from msgspec.structs import replace as replaced
 
-from shipper.cli.common import RateOption, SettingsOptions, prepare, require_directory, with_settings_options
+from shipper.cli.common import RateOption, SettingsOptions, prepare, readable_state, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -20,8 +23,8 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
     warn_of_cut_letters,
 )
-from shipper.cli.shipping import SummaryOption, ship
-from shipper.config.settings import Settings
+from shipper.cli.shipping import SummaryForm, SummaryOption, ship
+from shipper.config.settings import KafkaSettings, Settings
 from shipper.model.errors import StateInUseError
 
 if TYPE_CHECKING:
@@ -56,9 +59,11 @@ def replay(
     if dry_run and summary == "json":
         raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
     selection = selection_of(reason, since, path, delivery)
-    settings = require_directory(prepare(options, needs=None if dry_run else "intake", rate=rate))
+    settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
-        raise typer.Exit(_rehearse(settings, selection, limit))
+        raise typer.Exit(_rehearse(readable_state(settings), selection, limit))
+    if settings.input.kafka is not None:
+        raise typer.Exit(_replay_of_group(settings, settings.input.kafka, selection, limit, summary))
     from shipper.state.directory import holder_of
 
     try:
@@ -68,9 +73,34 @@ def replay(
             f"{settings.state.directory} is in use by a running shipper (process "
             f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
         ) from error
+    rest = _code_of_rest(settings, selection)
+    raise typer.Exit(code or rest)
+
+
+def _code_of_rest(settings: Settings, selection: Selection) -> int:
     with opened(settings) as letters:
         is_some_left = letters is not None and warn_of_cut_letters(letters, selection)
-    raise typer.Exit(code or (3 if is_some_left else 0))
+    return 3 if is_some_left else 0
+
+
+def _replay_of_group(
+    settings: Settings, kafka: KafkaSettings, selection: Selection, limit: int | None, summary: SummaryForm
+) -> int:
+    """Replay in a copy of what the brokers keep, and write back to them what has changed."""
+    from shipper.kafka.view import GroupView
+
+    with TemporaryDirectory(prefix="shipper-view-") as name:
+        view = GroupView(kafka, Path(name))
+        view.begin_replay(settings.input.max_record_bytes)
+        copied = replaced(
+            settings,
+            input=replaced(settings.input, kafka=None),
+            state=replaced(settings.state, directory=Path(name)),
+        )
+        code = ship("dead-letters replay", copied, _replayed(copied, selection, limit), form=summary)
+        view.write_back(f"replay-{uuid4()}")
+        rest = _code_of_rest(copied, selection)
+    return code or rest
 
 
 def _replayed(settings: Settings, selection: Selection, limit: int | None) -> Callable[[OpenState], Source]:

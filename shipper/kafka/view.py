@@ -1,0 +1,303 @@
+"""What the brokers keep of a group, in a state directory, where the commands for files find it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from shipper.config.settings import KafkaSettings
+from shipper.kafka.client import (
+    KafkaError,
+    error_of,
+    partitions_of,
+    producer_properties,
+    properties,
+    refusal,
+    words,
+)
+from shipper.kafka.documents import Document, ledger_row, totals_row
+from shipper.kafka.stream import Headers
+from shipper.model.errors import SourceError, StateInUseError
+from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream
+from shipper.state.affiliates import OTHER, are_identifiers
+from shipper.state.ledger import read_ledger
+from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
+from shipper.state.store import Store
+
+_CALL_S: Final = 15.0
+_FENCED: Final = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+
+Place = tuple[str, int]  # TOPIC/PARTITION and offset
+
+
+class _Kept(NamedTuple):
+    """The newest version of a document."""
+
+    key: str
+    value: bytes
+    headers: Headers
+
+
+class GroupView:
+    """
+    Dead letters and ledger of a group as they are at this moment, what is not committed left out.
+
+    Args:
+        directory: Where they are copied to; empty, of the caller alone.
+    Raises:
+        SourceError: By every method: the brokers do not do it.
+    """
+
+    def __init__(self, settings: KafkaSettings, directory: Path) -> None:
+        self._settings = settings
+        self._directory = directory
+        with self._understood("cannot be read"):
+            letters, rows = (_documents(settings, topic) for topic in (settings.letters, settings.ledger))
+        self._letters: dict[Place, _Kept] = {}
+        self._copy(letters, rows)
+        self._before = self._look()
+        self._producer: Producer | None = None
+
+    @contextmanager
+    def _understood(self, what: str) -> Iterator[None]:
+        group = self._settings.group_id
+        try:
+            yield
+        except (KafkaException, TimeoutError) as exception:
+            error = error_of(exception)
+            if error.code() in _FENCED:
+                raise StateInUseError(f"another replay of group {group} has begun, which sends the rest") from None
+            why = refusal(self._settings, error) or words(error)
+            raise SourceError(f"dead letters and ledger of group {group} {what}: {why}") from None
+
+    def _copy(self, letters: list[_Kept], rows: list[_Kept]) -> None:
+        streams: dict[str, Stream] = {}
+
+        def stream_of(path: str) -> Stream:
+            return streams.setdefault(path, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
+
+        found = sorted(((*_taken_apart(kept), kept) for kept in letters), key=lambda each: each[0])
+        with closing(Store(self._directory)) as store:
+            for first_at, group in groupby(found, key=lambda each: each[0]):
+                refused: dict[str, list[Rejection]] = defaultdict(list)
+                for _, path, rejection, kept in group:
+                    refused[path].append(rejection)
+                    self._letters[path, rejection.start_offset] = kept
+                store.save([_passed(stream_of(path), rejections=each) for path, each in refused.items()], first_at)
+            store.save([_counted(stream_of(path), each) for path, each in _sums(rows).items()], 0.0)
+
+    def _look(self) -> tuple[dict[Place, DeadLetter], Counter[LedgerKey], Counter[LedgerKey]]:
+        """Look at what is in the directory: the letters, and what was accepted and repeated."""
+        letters = open_letters(self._directory)
+        assert letters is not None
+        with closing(letters):
+            newest = letters.newest(EVERYTHING, len(self._letters) or 1)
+        accepted: Counter[LedgerKey] = Counter()
+        repeated: Counter[LedgerKey] = Counter()
+        for row in read_ledger(self._directory):
+            affiliate = row.affiliate_id if are_identifiers([row.affiliate_id]) else OTHER
+            key = row.hour, row.brand_id, affiliate, row.media
+            accepted[key] += row.accepted
+            repeated[key] += row.duplicates
+        return {(each.path, each.start_offset): each for each in newest}, accepted, repeated
+
+    def delete(self, letters: Iterable[DeadLetter]) -> None:
+        """Delete dead letters; their bytes go when the brokers compact the topic."""
+        deleted = [Document(self._letters[each.path, each.start_offset].key, None) for each in letters]
+        with self._understood("cannot be written"):
+            _write(Producer(properties(self._settings)), {self._settings.letters: deleted})
+
+    def begin_replay(self, max_record_bytes: int) -> None:
+        """
+        Become the one that replays dead letters of the group; one that has begun before cannot write back any more.
+
+        Args:
+            max_record_bytes: Of the longest letter.
+        """
+        name = f"{self._settings.group_id}-replay"
+        with self._understood("cannot be written"):
+            self._producer = Producer(properties(self._settings) | producer_properties(name, max_record_bytes))
+            self._producer.init_transactions(_CALL_S)
+
+    def write_back(self, session: str) -> None:
+        """
+        Write to the brokers, in one transaction, what a replay has changed in the directory.
+
+        Args:
+            session: Under which it is counted in the ledger.
+        Raises:
+            StateInUseError: Another replay has begun.
+        """
+        assert self._producer is not None
+        (before, accepted, repeated), (after, accepted_now, repeated_now) = self._before, self._look()
+        gone = [place for place in before if place not in after]
+        again = [place for place in after if after[place] != before[place]]
+        if not gone and not again:
+            return
+        first = (gone or again)[0]
+        prefix = f"{self._letters[first].key.rpartition('/')[0]}/{session}"
+        accepted_now.subtract(accepted)
+        repeated_now.subtract(repeated)
+        rows = [
+            ledger_row(prefix, key, (accepted_now[key], repeated_now[key]))
+            for key in accepted_now | repeated_now
+            if accepted_now[key] or repeated_now[key]
+        ]
+        duplicates = repeated_now.total()
+        totals = {"accepted": len(gone) - duplicates, "dead_lettered": -len(gone), "duplicates": duplicates}
+        rows.append(totals_row(prefix, {"read": 0, **totals, "unreachable": 0}, topic=first[0].rpartition("/")[0]))
+        letters = [Document(self._letters[place].key, None) for place in gone]
+        letters += [_again(self._letters[place], after[place]) for place in again]
+        with self._understood("cannot be written; what was accepted is sent again by the next replay"):
+            self._producer.begin_transaction()
+            _write(self._producer, {self._settings.letters: letters, self._settings.ledger: rows})
+            self._producer.commit_transaction(_CALL_S)
+
+
+def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> None:
+    failed: list[KafkaError] = []
+
+    def note(error: KafkaError | None, _: object) -> None:
+        if error is not None:
+            failed.append(error)
+
+    for topic, each in documents.items():
+        for key, value, headers in each:
+            while True:
+                try:
+                    producer.produce(topic, value, key=key, headers=list(headers), on_delivery=note)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+    if producer.flush(_CALL_S) and not failed:
+        raise TimeoutError(f"no answer within {_CALL_S:g} s")
+    if failed:
+        raise KafkaException(failed[0])
+
+
+def _documents(settings: KafkaSettings, topic: str) -> list[_Kept]:
+    """Read a compacted topic to its end: the newest version of each document."""
+    common = properties(settings)
+    _, places = partitions_of(AdminClient(common), [topic], _CALL_S)
+    consumer = Consumer(
+        common
+        | {
+            "group.id": settings.group_id,  # which it does not join
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+        }
+    )
+    found: dict[str, _Kept] = {}
+    with closing(consumer):
+        consumer.assign([TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in places])
+        left = len(places)
+        while left:
+            message = consumer.poll(_CALL_S)
+            if message is None:
+                raise TimeoutError(f"no answer within {_CALL_S:g} s")
+            error = message.error()
+            if error is None:
+                key, value = (message.key() or b"").decode(errors="replace"), message.value()
+                found.pop(key, None)
+                if value is not None:
+                    found[key] = _Kept(key, value, cast("Headers", message.headers() or ()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                left -= 1
+            else:
+                raise KafkaException(error)
+    return list(found.values())
+
+
+def _taken_apart(kept: _Kept) -> tuple[float, str, Rejection]:
+    """Take a dead letter apart: when it was refused first, of which partition, and what it is."""
+    about = {name.removeprefix("shipper."): (value or b"").decode() for name, value in kept.headers if _is_ours(name)}
+    offset = int(about["offset"])
+    rejection = Rejection(
+        start_offset=offset,
+        end_offset=offset + 1,
+        rule=about["rule"],
+        message=about["message"],
+        raw=b"" if "tombstone" in about else kept.value,
+        event_id=about.get("event_id", ""),
+        consumer_id=about.get("consumer_id", ""),
+        status=int(about["status"]),
+        delivery=about["delivery"],  # type: ignore[arg-type]  # as it was written
+        attempts=int(about["attempts"]),
+    )
+    return float(about["first_at"]), f"{about['topic']}/{about['partition']}", rejection
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("shipper.") and name != "shipper.key"
+
+
+def _again(kept: _Kept, letter: DeadLetter) -> Document:
+    """Make the new version of a dead letter that was refused again."""
+    about = {
+        "shipper.rule": letter.rule,
+        "shipper.message": letter.message,
+        "shipper.status": letter.status,
+        "shipper.delivery": letter.delivery,
+        "shipper.attempts": letter.attempts,
+    }
+    headers = [(name, str(about[name]).encode() if name in about else value) for name, value in kept.headers]
+    return Document(kept.key, kept.value, headers)
+
+
+class _Sums:
+    """What was counted of a partition, in all sessions."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[str] = Counter()
+        self.accepted: Counter[LedgerKey] = Counter()
+        self.repeated: Counter[LedgerKey] = Counter()
+
+
+def _sums(rows: Iterable[_Kept]) -> dict[str, _Sums]:
+    found: dict[str, _Sums] = defaultdict(_Sums)
+    names: dict[str, str] = {}
+    counted: list[tuple[str, str, LedgerKey, dict[str, int]]] = []
+    for each in rows:
+        row: dict[str, Any] = msgspec.json.decode(each.value)
+        if each.key.endswith("/totals"):
+            topic_id, partition, *_ = each.key.rsplit("/", 3)  # in the id of a topic there may be a slash
+            names[topic_id] = row["topic"]
+            found[f"{row['topic']}/{partition}"].totals.update({name: row[name] for name in ("accepted", "duplicates")})
+        else:
+            topic_id, partition, _, hour, brand, affiliate, media = each.key.rsplit("/", 6)
+            counted.append((topic_id, partition, (hour, int(brand), affiliate, media), row))
+    for topic_id, partition, key, row in counted:
+        sums = found[f"{names[topic_id]}/{partition}"]
+        sums.accepted[key] += row["accepted"]
+        sums.repeated[key] += row["duplicates"]
+    return found
+
+
+def _counted(stream: Stream, sums: _Sums) -> Checkpoint:
+    accepted, duplicates = sums.totals["accepted"], sums.totals["duplicates"]
+    return _passed(stream, accepted, duplicates, ledger=[sums.accepted], repeated=[sums.repeated])
+
+
+def _passed(
+    stream: Stream, accepted: int = 0, duplicates: int = 0, rejections: Sequence[Rejection] = (), **what: Any
+) -> Checkpoint:
+    return Checkpoint(
+        stream=stream,
+        end_offset=0,
+        tail=b"",
+        read=accepted + duplicates + len(rejections),
+        accepted=accepted,
+        duplicates=duplicates,
+        rejections=[*rejections],
+        **what,
+    )

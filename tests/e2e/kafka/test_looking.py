@@ -1,0 +1,63 @@
+"""The looking commands over what a group keeps in the brokers."""
+
+from __future__ import annotations
+
+import json
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, changed
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import values
+
+
+def test_dead_letters_and_ledger_of_a_group_are_looked_at_as_those_of_a_directory(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    bad = [
+        changed(line, Timestamp="2026-01-15 10:00:00", AffiliateID="J. Doe").rstrip(b"\n")
+        for line in sample.lines[500:503]
+    ]
+    named = changed(sample.lines[503], AffiliateID="J. Doe").rstrip(b"\n")
+    for part in (values(sample, 0, 250), [*bad, None, named], values(sample, 250, 500)):
+        broker.produce(group.topic, part)
+        running = group.member()
+        running.wait_until(group.is_settled, "the group is at the end")
+        assert running.stop().returncode == 0
+    run = group.shipper.run
+    listed = run("dead-letters", "list", "--format", "json", check=False)
+    letters = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert [each["rule"] for each in letters].count("timestamp") == 3, listed
+    assert {each["path"].rpartition("/")[0] for each in letters} == {group.topic}
+    exported = run("dead-letters", "export", "--reason", "timestamp", check=False).stdout.encode()
+    assert sorted(exported.splitlines()) == sorted(bad)
+    ledger = run("ledger", "--format", "json", check=False)
+    assert "J. Doe" not in ledger.stdout
+    assert "(other)" in ledger.stdout
+    assert sum(row["accepted"] for row in json.loads(ledger.stdout)["rows"]) == 501
+    replay = ["dead-letters", "replay", "--summary", "json"]
+    failed = run(*replay, "--limit", "1", check=False)
+    assert (failed.returncode, failed.summary and failed.summary["dead_lettered"]) == (3, 1), failed
+    listed = run("dead-letters", "list", "--format", "json", check=False)
+    attempts = {each["start_offset"]: each["attempts"] for each in letters}
+    changes = [
+        each["attempts"] - attempts[each["start_offset"]] for each in map(json.loads, listed.stdout.splitlines())
+    ]
+    assert sorted(changes) == [0, 0, 0, 1]
+    replayed = run(*replay, settings={"records.assume_timezone": "UTC"}, check=False)
+    assert (replayed.returncode, replayed.summary and replayed.summary["accepted"]) == (3, 3), replayed
+    service.assert_holds_exactly(sample.ids[:504])
+    (left,) = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
+    assert json.loads(left)["rule"] == "json"
+    ledger = run("ledger", "--format", "json", check=False)
+    assert sum(row["accepted"] for row in json.loads(ledger.stdout)["rows"]) == 504
+    counts = sums(broker.table(group.ledger))
+    assert counts["read"] == counts["accepted"] + counts["dead_lettered"] + counts["duplicates"]
+    assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (504, 504, 1)
+    refused = run("dead-letters", "purge", "1", "--yes", check=False)
+    assert (refused.returncode, "new at each look" in refused.stderr) == (2, True), refused
+    purged = run("dead-letters", "purge", "--reason", "json", "--yes", check=False)
+    assert (purged.returncode, "1 dead letter deleted" in purged.stderr) == (0, True), purged
+    left = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
+    assert left == []
+    assert not group.shipper.state.exists()
