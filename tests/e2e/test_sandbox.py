@@ -276,7 +276,7 @@ RUBBISH_KINDS: list[Callable[[Random, Sandbox, Sample], bytes]] = [
 def _exchange(service: Sandbox, data: bytes) -> bytes:
     """Send, and return the beginning of the answer; to what waits for more, say that no more comes."""
     url = httpx.URL(service.target.base_url)
-    with socket.create_connection((url.host, url.port), timeout=10) as connection, suppress(ConnectionError):
+    with socket.create_connection((url.host, url.port), timeout=10) as connection, suppress(OSError):
         connection.sendall(data)
         if not select([connection], [], [], _PATIENCE_S)[0]:
             connection.shutdown(socket.SHUT_WR)
