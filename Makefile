@@ -7,7 +7,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native kafka demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup native kafka axe demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
@@ -43,6 +43,9 @@ native: ## build the native part where there is cargo; shipper does the same wit
 kafka: ## fetch the jars of Apache Kafka into .kafka, for the tests that need a broker (Java 17, Maven)
 	mvn --quiet --batch-mode -f tests/e2e/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka -DincludeScope=runtime
 	cd .kafka && sha256sum --quiet --check ../tests/e2e/kafka/jars.sha256
+
+axe: ## fetch axe-core into .axe, for the test of the pages' accessibility (npm)
+	mkdir -p .axe && cd .axe && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz --strip-components 1 package/axe.min.js && rm axe-core-4.14.1.tgz
 
 demo: setup ## ship 10,000 sample events to a sandbox in the same process and show totals of the report
 	$(BIN)/shipper demo
@@ -106,4 +109,4 @@ lock: setup ## update requirements.lock: newest versions, hashes, no index addre
 all: check test ## check and test
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) native/target .bench .kafka .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) native/target .bench .kafka .axe .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis

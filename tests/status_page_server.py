@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from shipper.status.admin.page import render
 from shipper.status.document import document as make_document
-from shipper.status.live import Live, Moment, Pause
+from shipper.status.live import Live, Moment, Pause, PauseBefore
 from shipper.status.overview import Overview
 from shipper.status.pauses import ADVICE
 from shipper.status.snapshot import Snapshot
@@ -48,6 +48,7 @@ HEALTHY = Live(
     in_flight=3,
     concurrency_limit=16,
     last_accepted_at=NOW - 1.2,
+    last_pause=PauseBefore("throttled", NOW - 7200, NOW - 7140),
     token_expires_at=NOW + 2520,
     certificate_expires_at=NOW + 83 * 86400,
 )

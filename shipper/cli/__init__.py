@@ -94,6 +94,8 @@ def _run() -> NoReturn:
     from shipper.cli.app import command_line
     from shipper.cli.common import reader_may_leave, say
 
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     try:
         with reader_may_leave():
             command_line(sys.argv[1:])()

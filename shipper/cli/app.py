@@ -8,33 +8,47 @@ from pkgutil import resolve_name
 from typing import Annotated, Any, Final, cast
 
 import typer
-from typer.core import TyperGroup
 
+from shipper.cli.common import Commands
 from shipper.model.printable import printable
 from shipper.model.version import __version__
 
-_COMMANDS: Final = {
-    "demo": "shipper.cli.demo:demo",
-    "run": "shipper.cli.ship:run",
-    "pipe": "shipper.cli.ship:pipe",
-    "backfill": "shipper.cli.ship:backfill",
-    "validate": "shipper.cli.validate:validate",
-    "check": "shipper.cli.check:check",
-    "status": "shipper.cli.status:status",
-    "ledger": "shipper.cli.ledger:ledger",
-    "reconcile": "shipper.cli.reconcile:reconcile",
-    "sandbox": "shipper.cli.sandbox:sandbox",
-    "sample": "shipper.cli.sample:sample",
-    "report": "shipper.cli.report:report_app",
-    "config": "shipper.cli.config:config_app",
-    "dead-letters": "shipper.cli.dead_letters:dead_letters_app",
+_GROUPS: Final = {
+    "Ship": {
+        "run": "shipper.cli.ship:run",
+        "pipe": "shipper.cli.ship:pipe",
+        "backfill": "shipper.cli.ship:backfill",
+    },
+    "Look": {
+        "status": "shipper.cli.status:status",
+        "dead-letters": "shipper.cli.dead_letters:dead_letters_app",
+    },
+    "Finance": {
+        "report": "shipper.cli.report:report_app",
+        "ledger": "shipper.cli.ledger:ledger",
+        "reconcile": "shipper.cli.reconcile:reconcile",
+    },
+    "Set up": {
+        "config": "shipper.cli.config:config_app",
+        "check": "shipper.cli.check:check",
+        "validate": "shipper.cli.validate:validate",
+        "mapping": "shipper.cli.mapping:mapping_app",
+    },
+    "Try out": {
+        "demo": "shipper.cli.demo:demo",
+        "sandbox": "shipper.cli.sandbox:sandbox",
+        "sample": "shipper.cli.sample:sample",
+    },
 }
+_COMMANDS: Final = {name: place for group in _GROUPS.values() for name, place in group.items()}
 # The library has no public name for what its errors of usage have in common.
 _UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 
-class _Commands(TyperGroup):
+class _Commands(Commands):
     """The commands; control characters in usage errors are escaped."""
+
+    groups = _GROUPS
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
         with _printable_errors():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,12 @@ from shipper.cli.common import (
     run_async,
     with_settings_options,
 )
-from shipper.config.load import Written
+from shipper.config.load import Written, misspelt_variables
 from shipper.config.secrets import LiteralSecret, Secret, fetch_secret, resolve_secret
 from shipper.config.settings import EndpointSettings, KafkaSettings, Settings, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
+from shipper.model.version import __version__
+from shipper.system.native import ENGINE
 from shipper.system.permissions import obstacle, whose
 
 if TYPE_CHECKING:
@@ -137,8 +140,22 @@ def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
     configure_logs(settings.log.level if options.log_level else "error", settings.log.format, now=time.monotonic)
     secrets = [key for section in _SECTIONS for key, *_ in _secrets(getattr(settings, section), section)]
     findings.width = max([_WIDTH, *map(len, secrets)])
+    findings.add("ok", "program", _program())
     findings.add("ok", "configuration", _sources(written))
+    for name, meant in misspelt_variables(Settings, os.environ).items():
+        findings.add("note", "configuration", f"{name} is set, and not read; did you mean {meant}?")
     return settings
+
+
+def _program() -> str:
+    """Tell what runs, and as whom: a service may run another one, or as another user, than a shell does."""
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in a container
+        user = str(os.geteuid())
+    return f"shipper {__version__} ({ENGINE}), Python {platform.python_version()}, user {user}"
 
 
 def _sources(written: Mapping[str, Written]) -> str:

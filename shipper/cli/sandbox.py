@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from shipper.cli.common import run_async
+from shipper.cli.common import plain, run_async
 from shipper.cli.config import toml_value
 from shipper.model.errors import ConfigError
 from shipper.sandbox.options import (
@@ -156,7 +156,7 @@ def sandbox(
     def announce(access: Access) -> None:
         if write_config is not None:
             _write_configuration(write_config, access)
-        print(_welcome(access, now_seconds=time.time() + clock_offset_seconds), flush=True)
+        print(_welcome(access, write_config, now_seconds=time.time() + clock_offset_seconds), flush=True)
 
     async def run() -> None:
         await serve(options, script, clock=time.time, announce=announce)
@@ -177,11 +177,12 @@ def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> 
     return FaultScript(seed=script.seed, fault=[*script.fault, *more])
 
 
-def _welcome(access: Access, *, now_seconds: float) -> str:
+def _welcome(access: Access, written_to: Path | None, *, now_seconds: float) -> str:
     from shipper.sandbox.server import configuration_snippet
 
+    where = f", written to {plain(str(written_to.absolute()))}" if written_to else ""
     return (
-        f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). Configuration:\n\n"
+        f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). Configuration{where}:\n\n"
         f"{configuration_snippet(access)}\n"
         f"# One event by hand, a fresh token, what has arrived, and everything else that can be asked and set:\n\n"
         f"{_curl_line(access, now_seconds=now_seconds)}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -15,15 +16,20 @@ from shipper.cli.common import (
     ListenOption,
     RateOption,
     SettingsOptions,
+    parsed_time,
+    plain,
     prepare,
     read_settings,
     require_directory,
+    say,
     set_up_logs,
+    several,
     with_settings_options,
 )
 from shipper.cli.shipping import SummaryOption, ship, spool_of
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, SourceError
+from shipper.model.printable import printable
 from shipper.system.addresses import check_listen_address
 from shipper.system.permissions import obstacle
 
@@ -39,7 +45,13 @@ _OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that i
 
 
 @with_settings_options
-def run(*, options: SettingsOptions) -> None:
+def run(
+    patterns: Annotated[
+        list[str] | None, typer.Argument(metavar="[PATTERN]...", help="Files, globs or folders, for input.include.")
+    ] = None,
+    *,
+    options: SettingsOptions,
+) -> None:
     """
     Follow the files of input.include as they grow and rotate, until SIGTERM or Ctrl-C.
 
@@ -51,7 +63,7 @@ def run(*, options: SettingsOptions) -> None:
     """
 
     def read() -> Settings:
-        settings = read_settings(options, needs="intake")
+        settings = read_settings(options, needs="intake", include=patterns)
         if not settings.input.include and settings.input.kafka is None:
             message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input], or [input.kafka]'
             raise ConfigError(message, key="input.include")
@@ -71,15 +83,15 @@ def run(*, options: SettingsOptions) -> None:
         from shipper.sources.follower import Follower
         from shipper.sources.tail import FollowedFiles
 
-        patterns = Patterns(
+        found = Patterns(
             settings.input.include,
             exclude=settings.input.exclude,
             own_directory=settings.state.directory,
             aside=state.stuck.aside,
         )
-        put_back_unfinished(patterns.include)
+        put_back_unfinished(found.include)
         follower = Follower(
-            patterns,
+            found,
             _book(settings, state),
             state.store.streams,
             rotate_wait_s=settings.input.rotate_wait_seconds,
@@ -88,7 +100,7 @@ def run(*, options: SettingsOptions) -> None:
             completion=_completion(settings, state),
             max_open=_descriptors_for_files(),
         )
-        followed.append(FollowedFiles(follower, patterns, poll_interval_s=settings.input.poll_interval_seconds))
+        followed.append(FollowedFiles(follower, found, poll_interval_s=settings.input.poll_interval_seconds))
         return followed[0]
 
     def apply(settings: Settings) -> None:
@@ -134,6 +146,15 @@ def backfill(
     summary: SummaryOption = "text",
     rate: RateOption = None,
     listen: ListenOption = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="TIME", help="Only files changed since an ISO date or date-time, UTC.")
+    ] = "",
+    until: Annotated[
+        str, typer.Option("--until", metavar="TIME", help="Only files not changed after it; a date: after its end.")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be read, and check it; send and save nothing.")
+    ] = False,
     *,
     options: SettingsOptions,
 ) -> None:
@@ -144,10 +165,15 @@ def backfill(
     """
     from shipper.sources.completion import put_back_unfinished
 
-    settings = require_directory(prepare(options, needs="intake", rate=rate))
+    if dry_run and summary == "json":
+        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
+    settings = require_directory(prepare(options, needs=None if dry_run else "intake", rate=rate))
     check_listen_address(listen, key="--listen")
-    put_back_unfinished(paths)
-    files = named_files(paths, settings)
+    if not dry_run:
+        put_back_unfinished(paths)
+    files = _changed_within(named_files(paths, settings), since, until)
+    if dry_run:
+        raise typer.Exit(_rehearse(files, settings))
 
     def source(state: OpenState) -> Source:
         from shipper.sources.once import FilesOnce
@@ -161,6 +187,38 @@ def backfill(
         )
 
     raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen))
+
+
+def _changed_within(files: list[Path], since: str, until: str) -> list[Path]:
+    """Leave out the files that were last changed outside of a period, and say how many."""
+    first = parsed_time(since) if since else -math.inf
+    last = parsed_time(until, is_end=True) if until else math.inf
+    within = [path for path in files if first <= path.stat().st_mtime < last]
+    if left := len(files) - len(within):
+        say(f"{several(left, 'file')} left out: not changed {_period(since, until)}")
+    return within
+
+
+def _period(since: str, until: str) -> str:
+    return " ".join([f"since {since}"] * bool(since) + [f"until {until}"] * bool(until))
+
+
+def _rehearse(files: list[Path], settings: Settings) -> int:
+    """Check what would be read of files, from where it was read before; return the exit code."""
+    from shipper.cli.findings import Check, chunks_of_file
+    from shipper.model.records import shown
+    from shipper.state.streams import known_streams
+
+    check = Check(settings)
+    known = known_streams(settings.state.directory)
+    for path in files:
+        chunks, offset, lines = chunks_of_file(path, settings, known)
+        size = path.stat().st_size
+        what = f"from byte {offset:,} of {size:,}" if offset else f"{size:,} bytes"
+        print(f"{printable(shown(path))}: {what}")
+        check.add(shown(path), chunks, lines_before=lines)
+    print(f"\nNothing was sent or saved. {plain(check.in_words())}", flush=True)
+    return 3 if check.findings.failed else 0
 
 
 def named_files(paths: Iterable[str], settings: Settings) -> list[Path]:

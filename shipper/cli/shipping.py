@@ -233,11 +233,10 @@ def _halt(live: Live | None) -> str:
 
 def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
     """Write a summary for a person; `place` is where the dead letters are."""
-    rate = summary.accepted / summary.seconds if summary.seconds else 0.0
+    rate = f", {summary.accepted / summary.seconds:,.0f} events/s" if summary.accepted and summary.seconds else ""
     lines = [
         f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
-        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s, {rate:,.0f} events/s "
-        f"({summary.engine})"
+        f"in {several(summary.batches, 'batch', 'batches')}, {summary.seconds:.1f} s{rate} ({summary.engine})"
     ]
     if summary.dead_lettered:
         by_rule = ", ".join(f"{rule} {count:,}" for rule, count in sorted(reasons.items()))

@@ -7,9 +7,9 @@ Every record passes the same decoder and the same column checks, so the verdict 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import add
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -28,6 +28,9 @@ from shipper.config.settings import RecordsSettings
 from shipper.model.records import Rejection
 
 SEPARATOR: Final = b",null,\n"
+NO_FAULTS: Final[Mapping[str, str]] = {}
+
+IS_MISSING: Final = " is missing"
 
 _FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `[^`]*`)?\Z", re.DOTALL)
@@ -35,6 +38,8 @@ _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
 _DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
+_decode: Final = msgspec.json.Decoder().decode
+_decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _skip: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -61,7 +66,7 @@ class Records(NamedTuple):
             [wires[index] for index in indexes],
         )
 
-    def refused(self, index: int, rule: str, message: str = "") -> Rejection:
+    def refused(self, index: int, rule: str, message: str = "", faults: Mapping[str, str] = NO_FAULTS) -> Rejection:
         """Refuse one of them; without a message, with the rule's own words."""
         raw, offset = self.raws[index], self.offsets[index]
         event_id, consumer_id = _EVENT_ID.search(self.wires[index]), _CONSUMER_ID.search(self.wires[index])
@@ -73,6 +78,7 @@ class Records(NamedTuple):
             raw=raw,
             event_id=event_id[1].decode() if event_id else "",
             consumer_id=consumer_id[1].decode() if consumer_id else "",
+            faults=faults,
         )
 
 
@@ -113,6 +119,7 @@ class Judge:
         )
         self._decode_array = msgspec.json.Decoder(list[event | None]).decode  # type: ignore[valid-type]
         self._decode_line = msgspec.json.Decoder(event).decode
+        self._types = {field.name: field.type for field in msgspec.structs.fields(event)}
 
     def validate(self, array: bytes, count: int, latest: str) -> Columns | None:
         """
@@ -170,7 +177,7 @@ class Judge:
         return Parted(b"\n".join(good), Columns.of(events), starts, ends)
 
     def _explain(self, records: Records, index: int, latest: str) -> Rejection:
-        """Find the first rule that a record breaks."""
+        """Find the rules that a record breaks."""
         wire = records.wires[index]
         try:
             wire.decode()
@@ -183,7 +190,7 @@ class Judge:
                 return records.refused(index, "json")
             if self._is_strict and repeats_key(wire):
                 return records.refused(index, "repeated_key")
-            return records.refused(index, *_rule_of(str(error)))
+            return self._refused(records, index, latest, *_rule_of(str(error)))
         except _DECODE_ERRORS:
             return records.refused(index, "json")
         if self._is_strict and repeats_key(wire):  # before the rules of fields: which value is meant is not known
@@ -192,8 +199,33 @@ class Judge:
         for check in self._checks:
             if not check.is_good(check.column_of(columns), latest):
                 is_late = check.rule == "timestamp" and check.is_good(check.column_of(columns), ANY_TIME)
-                return records.refused(index, check.rule, FROM_THE_FUTURE if is_late else "")
+                return self._refused(records, index, latest, check.rule, FROM_THE_FUTURE if is_late else "")
         raise AssertionError("a line was refused that breaks no rule")
+
+    def _refused(self, records: Records, index: int, latest: str, rule: str, message: str) -> Rejection:
+        """Refuse a record by the rule that was found first; its message names all others that the record breaks."""
+        faults = {rule: message or MESSAGES[rule]}
+        if (document := document_in(records.wires[index])) is not None:
+            faults |= {other: words for other, words in self._faults_in(document, latest) if other != rule}
+        return records.refused(index, rule, _told(faults), faults if len(faults) > 1 else NO_FAULTS)
+
+    def _faults_in(self, document: Mapping[str, object], latest: str) -> Iterator[tuple[str, str]]:
+        for field, rule in FIELD_RULES.items():
+            if field not in document:
+                yield rule, f"{field}{IS_MISSING}"
+            elif not self._is_kept(field, document[field], latest):
+                yield rule, MESSAGES[rule]
+        unknown = [name for name in document if name not in FIELD_RULES]
+        if unknown and not self._keeps_unknown:
+            yield "unknown_field", _unknown_field(unknown)
+
+    def _is_kept(self, field: str, value: object, latest: str) -> bool:
+        try:
+            msgspec.convert(value, self._types[field])
+        except msgspec.ValidationError:
+            return False
+        checks = (check.is_good for check in self._checks if check.rule == FIELD_RULES[field])
+        return all(is_good([cast(str, value)], latest) for is_good in checks)
 
 
 def may_reach_over_lines(data: bytes, brackets: int) -> bool:
@@ -216,6 +248,26 @@ def is_from_the_future(rejection: Rejection) -> bool:
     return rejection.rule == "timestamp" and rejection.message == FROM_THE_FUTURE
 
 
+def document_in(line: bytes) -> dict[str, Any] | None:
+    """
+    Decode a record; None if it is no JSON object.
+
+    A value that only JSON can hold, such as 1e400, stays as it is, a `Raw`.
+    """
+    try:
+        line.decode()
+        return {name: _value(raw) for name, raw in _decode_raw(line).items()}
+    except _DECODE_ERRORS:
+        return None
+
+
+def _value(raw: msgspec.Raw) -> Any:
+    try:
+        return _decode(raw)
+    except _DECODE_ERRORS:
+        return raw
+
+
 def _is_json(line: bytes) -> bool:
     """Return whether it is JSON, also if its numbers are out of range here."""
     try:
@@ -225,13 +277,30 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
+def _told(faults: Mapping[str, str]) -> str:
+    """Put what is wrong into one message; the fields that are missing together."""
+    missing = [words.removesuffix(IS_MISSING) for words in faults.values() if words.endswith(IS_MISSING)]
+    others = [words for words in faults.values() if not words.endswith(IS_MISSING)]
+    if len(missing) > 1:
+        others.insert(0, f"{', '.join(missing[:-1])} and {missing[-1]} are missing")
+    elif missing:
+        others.insert(0, f"{missing[0]}{IS_MISSING}")
+    return "; ".join(others)
+
+
+def _unknown_field(names: Sequence[str]) -> str:
+    """Tell of fields without their names: whoever writes values in their place must not find them in a log."""
+    if len(names) > 1:
+        return f"the object has {len(names):,} fields that the wire form does not have"
+    return f"{MESSAGES['unknown_field']} (its name has {len(names[0]):,} characters)"
+
+
 def _rule_of(message: str) -> tuple[str, str]:
     """Translate the decoder's message into a rule and our words; the decoder's may quote a value."""
     if found := _UNKNOWN_FIELD.match(message):
-        # The name is not shown: whoever writes values in its place must not find them in a log or on a page.
-        return "unknown_field", f"{MESSAGES['unknown_field']} (its name has {len(found[1]):,} characters)"
+        return "unknown_field", _unknown_field([found[1]])
     if found := _FIELD_IN_MESSAGE.search(message):
         if found[2]:
-            return FIELD_RULES[found[2]], f"{found[2]} is missing"
+            return FIELD_RULES[found[2]], f"{found[2]}{IS_MISSING}"
         return FIELD_RULES[found[1]], ""
     return "json", ""

@@ -18,7 +18,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Raw, Struct
 
-from shipper.codec.judge import SEPARATOR, may_reach_over_lines
+from shipper.codec.judge import SEPARATOR, document_in, may_reach_over_lines
 from shipper.codec.mapping import Document, SourceMapping
 from shipper.codec.normalize import ABSENT, Column, normalizers
 from shipper.codec.rules import may_repeat_keys, repeats_key
@@ -111,7 +111,7 @@ class Rewriter:
         documents = _documents(lines)
         if documents is not None:
             return self._rewrite_documents(lines, documents, changes)
-        singles = list(map(_document, lines))
+        singles = list(map(document_in, lines))
         is_object = [document is not None for document in singles]
         objects = [document for document in singles if document is not None]
         if not objects:
@@ -262,27 +262,6 @@ def _decoded(
     except _DECODE_ERRORS:
         return None
     return records if set(map(type, records)) == {kind} else None
-
-
-def document_in(line: bytes) -> dict[str, Any]:
-    """Decode a record; empty if it is no JSON object."""
-    return _document(line) or {}
-
-
-def _document(line: bytes) -> dict[str, Any] | None:
-    """Decode a record, None if it is no JSON object; a value that only JSON can hold, such as 1e400, stays as it is."""
-    try:
-        line.decode()
-        return {name: _value(raw) for name, raw in _decode_raw(line).items()}
-    except _DECODE_ERRORS:
-        return None
-
-
-def _value(raw: Raw) -> Any:
-    try:
-        return _decode(raw)
-    except _DECODE_ERRORS:
-        return raw
 
 
 def _derived_id(key: Sequence[Any]) -> str:

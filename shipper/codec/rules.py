@@ -98,7 +98,7 @@ def are_event_ids(column: Sequence[str]) -> bool:
 
 def are_ips(column: Sequence[str]) -> bool:
     """
-    Tell whether each value is a dotted-decimal IPv4 address.
+    Return whether each value is a dotted-decimal IPv4 address.
 
     Without their digits the joined values must be exactly `...,...,...`; then the octets are read as one JSON
     array of integers, which knows no leading zeros, blanks or signs.
@@ -115,7 +115,7 @@ def are_ips(column: Sequence[str]) -> bool:
 
 def are_timestamps(column: Sequence[str], latest: str) -> bool:
     """
-    Tell whether each value, 20 characters long by its type, is `YYYY-MM-DDThh:mm:ssZ`, real, and not after `latest`.
+    Return whether each value, 20 characters long by its type, is `YYYY-MM-DDThh:mm:ssZ`, real, and not after `latest`.
 
     Args:
         latest: The last instant allowed, in the same form, so that text compares like time.

@@ -89,6 +89,13 @@ def read_written(
     return written
 
 
+def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[str, str]:
+    """Find variables whose names lack underscores: what is set, and the name by which it would be read."""
+    meant = {f"SHIPPER_{leaf.key.replace('.', '_').upper()}": leaf.key for leaf in leaves(root)}
+    found = {name: meant[name] for name in sorted(meant.keys() & environ.keys())}
+    return {name: ENVIRONMENT_PREFIX + key.upper().replace(".", "__") for name, key in found.items()}
+
+
 def _file_entries(
     config_path: str | PathLike[str] | None, environ: Mapping[str, str]
 ) -> list[tuple[tuple[str, ...], Written]]:
@@ -156,6 +163,8 @@ def _flatten(path: tuple[str, ...], entry: Written, known: Mapping[str, Leaf]) -
 def _parsed(entry: Written, leaf: Leaf | None) -> Written:
     """Read a text that is an array or an inline table; all other texts stay as they are."""
     holds_structure = leaf is None or leaf.is_list or leaf.is_table  # not `listen`: "[::1]:9464" is an address
+    if leaf is not None and leaf.is_list and entry.is_text and entry.value and not str(entry.value).startswith("["):
+        return entry._replace(value=[entry.value])
     if not (entry.is_text and isinstance(entry.value, str) and entry.value.startswith(("[", "{")) and holds_structure):
         return entry
     try:

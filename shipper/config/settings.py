@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
@@ -91,7 +92,10 @@ class EndpointSettings(Section, frozen=True):
     """An HTTP API behind a gateway: its address and what it asks for."""
 
     base_url: Annotated[
-        str, Meta(description="scheme, host and port, without a path", examples=["https://intake.example.com"])
+        str,
+        Meta(
+            description="scheme, host, port and perhaps the path of a gateway", examples=["https://intake.example.com"]
+        ),
     ]
     subscription_key: Annotated[
         Secret | None, Meta(description="the subscription key of the gateway", examples=[{"env": "INTAKE_KEY"}])
@@ -647,7 +651,7 @@ def require_endpoint(settings: Settings, section: Literal["intake", "report"]) -
 
 
 def literal_secrets(settings: Settings) -> list[str]:
-    """Return the keys of secrets that are written in the settings themselves."""
+    """Return the keys of secrets that are written in the settings themselves, but for what stays on this machine."""
     found: list[str] = []
 
     def visit(section: Struct, prefix: str) -> None:
@@ -655,7 +659,9 @@ def literal_secrets(settings: Settings) -> list[str]:
             value = getattr(section, name)
             if isinstance(value, LiteralSecret):
                 found.append(f"{prefix}{name}")
-            elif isinstance(value, Section):
+            elif isinstance(value, Section) and not (
+                isinstance(value, EndpointSettings) and is_loopback(urlsplit(value.base_url).hostname or "")
+            ):
                 visit(value, f"{prefix}{name}.")
 
     visit(settings, "")

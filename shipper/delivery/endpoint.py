@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 import anyio
 
@@ -53,6 +54,7 @@ class Endpoint:
     ) -> None:
         self._connection = Connection(endpoint.base_url, endpoint, delivery, section=section, ssl_context=ssl_context)
         self._base_url = endpoint.base_url
+        self._path_prefix = urlsplit(endpoint.base_url).path
         self._authorization: Authorization | None = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._max_age_s = delivery.connection_max_age_seconds
@@ -82,6 +84,7 @@ class Endpoint:
         Send a request and read the answer.
 
         Args:
+            path: Behind that of the base address.
             authorization: Token and key, fit for headers.
             traceparent: The header, if it is not empty.
             encoding: Of the body, if it has one: the header Content-Encoding.
@@ -102,7 +105,7 @@ class Endpoint:
         await self._renew()
         try:
             message = await self._connection.exchange(
-                method, path.encode("ascii"), headers, body, max_answer_bytes=max_answer_bytes
+                method, f"{self._path_prefix}{path}".encode("ascii"), headers, body, max_answer_bytes=max_answer_bytes
             )
         finally:
             self._used_at = self._now()

@@ -25,7 +25,7 @@ from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
 from shipper.state.stuck import Place
-from shipper.status.live import Live, Pause
+from shipper.status.live import Live, Pause, PauseBefore
 from shipper.status.pauses import ADVICE
 
 _BATCH_BUFFER: Final = 8
@@ -61,6 +61,8 @@ class Stages:
         self._settlement = settlement
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
+        self._seen: list[Pause] = []
+        self._last_pause: PauseBefore | None = None
         self._senders: list[Sender] = []
         self._shared: Shared
         self._new_endpoint: Callable[[], Endpoint]
@@ -155,6 +157,11 @@ class Stages:
         if latest := counts.latencies.take_latest():
             self._latency = _quantile(latest, 0.5), _quantile(latest, 0.95)
         expiries = [at for each in self._senders if (at := each.certificate_expires_at) is not None]
+        pauses = [*self._pauses(live.at), *self._hold.pauses(live.at), *live.pauses]
+        for over in {each.reason for each in self._seen}.difference(each.reason for each in pauses):
+            since = min(each.since for each in self._seen if each.reason == over)
+            self._last_pause = PauseBefore(over, since, live.at)
+        self._seen = pauses
         return replace(
             live,
             batches=counts.batches,
@@ -168,7 +175,8 @@ class Stages:
             concurrency_limit=self._gate.limit.limit,
             token_expires_at=self._shared.credentials.token_expires_at,
             certificate_expires_at=min(expiries, default=None),
-            pauses=[*self._pauses(live.at), *self._hold.pauses(live.at), *live.pauses],
+            pauses=pauses,
+            last_pause=self._last_pause,
         )
 
     def _pauses(self, wall_now: float) -> list[Pause]:

@@ -38,6 +38,14 @@ class Pause(Struct, frozen=True):
     gives_up_at: float | None = None
 
 
+class PauseBefore(Struct, frozen=True):
+    """A pause that is over; its times are of the looks that saw it begin and end, seconds since the epoch."""
+
+    reason: str
+    since: float
+    until: float
+
+
 class Live(Struct, frozen=True, kw_only=True):
     """
     A shipper at one moment. Counts are of this process, from its start; `read` is the sum of the other four.
@@ -69,6 +77,7 @@ class Live(Struct, frozen=True, kw_only=True):
         concurrency_limit: Requests that may be in flight.
         token_expires_at, certificate_expires_at: None if there is no expiry, or it is not known (yet).
         pauses: Empty while all is well.
+        last_pause: The one that ended last.
         reload_error: Why the last attempt to read the settings again changed nothing; empty if it did not fail.
         restart_needed: Settings that changed, and take effect at the next start.
         group: Of a member of a consumer group; None = there is none.
@@ -118,6 +127,7 @@ class Live(Struct, frozen=True, kw_only=True):
     token_expires_at: float | None = None
     certificate_expires_at: float | None = None
     pauses: list[Pause] = []
+    last_pause: PauseBefore | None = None
     reload_error: str = ""
     restart_needed: list[str] = []
     group: GroupState | None = None

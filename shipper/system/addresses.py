@@ -6,10 +6,11 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from shipper.model.errors import ConfigError
 
+_PATH: Final = "/%:@!$&'()*+,;=-._~"  # what needs no escape in one
 _HOST_NAME_LENGTH: Final = 262  # with a port
 _HOST_NAME: Final = r"(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
 _DOTTED_QUAD: Final = re.compile(r"\d+\.\d+\.\d+\.\d+", re.ASCII)
@@ -21,7 +22,7 @@ def checked_base_url(written: str, *, allow_plaintext: bool) -> str:
     Tidy a base address.
 
     Args:
-        written: Scheme, host and perhaps a port.
+        written: Scheme, host, perhaps a port, and perhaps the path of a gateway.
         allow_plaintext: Permit `http://` to other machines than this one.
     Returns:
         The address without a trailing slash, ready for a path to be added.
@@ -30,9 +31,7 @@ def checked_base_url(written: str, *, allow_plaintext: bool) -> str:
     """
 
     url = _split(written, key="base_url", allow_plaintext=allow_plaintext)
-    if url.path.strip("/"):
-        raise _wrong(f"{written!r} goes on after the host; paths are added", "base_url")
-    return f"{url.scheme}://{url.netloc.rstrip(':')}"
+    return f"{url.scheme}://{url.netloc.rstrip(':')}{quote(url.path.rstrip('/'), safe=_PATH)}"
 
 
 def check_address(written: str, *, key: str, allow_plaintext: bool, is_whole: bool = True) -> None:

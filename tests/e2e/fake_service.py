@@ -68,7 +68,7 @@ class FakeService:
 
     Attributes:
         default: The reply to a request for which nothing is planned, or a function that chooses one.
-        bodies, headers, arrived_at: Of all requests, in the order of their arrival.
+        bodies, headers, paths, arrived_at: Of all requests, in the order of their arrival.
         stored: Of those that were stored.
         answered: How many requests were dealt with to their end.
     """
@@ -77,6 +77,7 @@ class FakeService:
         self.default: Reply | Callable[[], Reply] = OK
         self.bodies: list[bytes] = []
         self.headers: list[Message] = []
+        self.paths: list[str] = []
         self.arrived_at: list[float] = []
         self.stored: list[bytes] = []
         self.answered = 0
@@ -233,6 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(body) < length:  # the sender was killed while it sent
             self.close_connection = True
             return
+        service.paths.append(self.path)
         reply = service.arrived(self.headers, body)
         if reply.fault in {"reset", "store_and_reset"}:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

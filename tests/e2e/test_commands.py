@@ -18,6 +18,7 @@ import pytest
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import SHIPPER, Service, Shipper, Target
+from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.surroundings import unread_bytes
 
 
@@ -247,3 +248,86 @@ def test_logs_go_on_once_a_full_pipe_is_read_again():
         process.stdin.flush()
         assert process.stderr.read().endswith(b"read again\n")
     assert process.returncode == 0
+
+
+# Words and flags -----------------------------------------------------------------------------------------------------
+
+
+def _help(shipper: Shipper, *words: str) -> str:
+    return shipper.run(*words, configured=False).stdout
+
+
+def test_help_has_the_commands_in_groups_with_whole_sentences(shipper: Shipper):
+    shown = _help(shipper, "--help")
+    titles = [line.rstrip(":") for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Options", "Ship", "Look", "Finance", "Set up", "Try out"]
+    assert shown.count("...") == 1, "of the usage"
+    assert max(map(len, shown.splitlines())) <= 80
+    assert _help(shipper, "help", "dead-letters", "replay") == _help(shipper, "dead-letters", "replay", "-h")
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_a_pattern_for_run_may_stand_on_the_command_line_and_a_bare_word_is_a_list(
+    shipper: Shipper, fake: FakeService, sample: Sample
+):
+    folder = shipper.folder / "live"
+    folder.mkdir()
+    file = folder / "a.ndjson"
+    for count, (arguments, settings) in enumerate(
+        [([folder / "*.ndjson"], {}), ([], {"input.include": f"{folder}/*"})]
+    ):
+        with file.open("ab") as out:
+            out.writelines(sample.lines[20 * count : 20 * count + 20])
+        running = shipper.start("run", *arguments, settings=settings)
+        running.wait_until(lambda count=count: len(fake.stored) > count, "the records are sent")
+        running.stop()
+    assert shipper.read_state().accepted == 40
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_a_rehearsed_backfill_sends_and_saves_nothing(shipper: Shipper, fake: FakeService, sample: Sample):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(b"".join(sample.lines[:10]))
+    rehearsed = shipper.run("backfill", file, "--dry-run", check=False)
+    assert (rehearsed.returncode, "10 records: 10 good" in rehearsed.stdout) == (0, True), rehearsed
+    assert not shipper.state.exists()
+    assert shipper.backfill(file).counts() == (10, 10, 0, 0, 0)
+    before = len(fake.bodies)
+    with file.open("ab") as out:
+        out.write(sample.lines[10] + b"{}\n")
+    state = (shipper.state / "state.db").read_bytes()
+    rehearsed = shipper.run("backfill", file, "--dry-run", check=False)
+    assert f"{file}: from byte {len(b''.join(sample.lines[:10])):,} of" in rehearsed.stdout
+    assert (rehearsed.returncode, "2 records: 1 good, 1 break a rule" in rehearsed.stdout) == (3, True), rehearsed
+    assert f"{file}:12: " in rehearsed.stdout
+    assert (shipper.state / "state.db").read_bytes() == state
+    assert len(fake.bodies) == before
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_files_that_were_changed_outside_of_a_period_are_left_out(shipper: Shipper, fake: FakeService, sample: Sample):
+    for number, day in enumerate(("2026-09-30", "2026-10-01", "2026-10-31", "2026-11-01")):
+        file = shipper.folder / f"{number}.ndjson"
+        file.write_bytes(sample.lines[number])
+        changed_at = datetime.fromisoformat(f"{day}T12:00:00+00:00").timestamp()
+        os.utime(file, (changed_at, changed_at))
+    result = shipper.backfill(shipper.folder / "*.ndjson", "--since", "2026-10-01", "--until", "2026-10-31")
+    assert result.counts() == (2, 2, 0, 0, 0)
+    assert "2 files left out: not changed since 2026-10-01 until 2026-10-31" in result.stderr
+    assert [event["EventId"] for body in fake.stored for event in events_of(body)] == sample.ids[1:3]
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_the_base_address_may_have_the_path_of_a_gateway(shipper: Shipper, fake: FakeService, sample: Sample):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(sample.lines[0])
+    result = shipper.backfill(file, settings={"intake.base_url": f"{shipper.target.base_url}/gateway-ä/eu/"})
+    assert result.counts() == (1, 1, 0, 0, 0)
+    assert fake.paths == ["/gateway-%C3%A4/eu/dim/v1/player/activities"]
+
+
+def test_a_variable_that_lacks_underscores_is_told_of(shipper: Shipper):
+    variable = {"SHIPPER_BATCH_MAX_EVENTS": "7"}
+    for result in (shipper.run("check", env=variable).stdout, shipper.run("pipe", data=b"", env=variable).stderr):
+        assert "SHIPPER_BATCH_MAX_EVENTS" in result
+        assert "did you mean SHIPPER__BATCH__MAX_EVENTS?" in result

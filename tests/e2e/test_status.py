@@ -171,6 +171,8 @@ def test_what_a_running_shipper_is_paused_for_is_told_first_with_what_to_do(
     running.wait_until(lambda: is_delivered(shipper, "now"), "it is told")
     service.assert_holds_exactly(tail.ids(200))
     running.wait_until(lambda: not said(shipper)["pauses"], "it says that it goes on")
+    last = said(shipper)["last_pause"]
+    assert (last["reason"], last["since"] < last["until"]) == ("forbidden", True)
     assert ask(shipper).startswith("running since ")
     assert running.stop().returncode == 0
     ended = ask(shipper)

@@ -79,7 +79,8 @@ def test_healthy_shipper_reads_as_one(show: Show):
         "shipper run to https://intake.example.com/acquisition, state in /var/lib/shipper/malta"
     )
     assert page.text("#facts") == (
-        "Version 0.1.0 Process 4711 Up since 19 Sept, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago)"
+        "Version 0.1.0 Process 4711 Up since 19 Sept, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago) "
+        "Last pause throttled for 1 min, until 14:14:20"
     )
     assert page.texts(".pause") == []
     assert not page.run("document.querySelector('#notice').offsetHeight")
@@ -513,7 +514,7 @@ def test_silence_from_the_beginning_is_told(browser: Browser, serve: Any):
     server.is_away = True
     page = browser.open(server.url)
     assert page.text("h1") == "No answer yet"
-    assert not page.run("document.querySelector('main').offsetHeight")
+    assert not page.run("document.getElementById('main').offsetHeight")
     server.is_away = False
     page.ask_again()
     assert page.state == "good"

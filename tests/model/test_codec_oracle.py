@@ -149,7 +149,9 @@ def test_whole_records_get_the_verdict_of_an_independent_oracle(
     expected = [(raw, bad) for raw, bad in zip(lines, verdicts, strict=True) if bad]
     assert [rejection.raw for rejection in refused] == [raw for raw, _ in expected]
     for rejection, (_, bad) in zip(refused, expected, strict=True):
-        assert rejection.rule in {FIELD_RULES.get(field, "unknown_field") for field in bad}
+        broken = {FIELD_RULES.get(field, "unknown_field") for field in bad}
+        assert rejection.rule in broken
+        assert set(rejection.faults or [rejection.rule]) == broken
 
 
 # Columns -------------------------------------------------------------------------------------------------------------

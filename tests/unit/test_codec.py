@@ -271,6 +271,40 @@ def test_a_line_as_a_whole(raw: bytes, rule: str):
     assert judge(raw) == rule
 
 
+@each(
+    ("raw", "rules", "message"),
+    [
+        (
+            line(1, IP="x", BrandID=0),
+            ["ip", "brand_id"],
+            "BrandID must be a whole number from 1 to 9223372036854775807; "
+            "IP must be an IPv4 address in dotted-decimal form, without leading zeros",
+        ),
+        (
+            line(1, IP=MISSING, BTag=MISSING, Username=MISSING)[:-1] + b',"Email":"a@b","x":1}',
+            ["ip", "btag", "username", "unknown_field"],
+            None,
+        ),
+        (
+            line(1, IP=MISSING, BTag=MISSING, Username=MISSING),
+            ["ip", "btag", "username"],
+            "IP, BTag and Username are missing",
+        ),
+        (
+            line(1, ConsumerID=MISSING, Timestamp="2096-01-01T00:00:00Z").replace(b'"BrandID":7', b'"BrandID":1e400'),
+            ["brand_id", "timestamp", "consumer_id"],
+            None,
+        ),
+    ],
+)
+def test_each_rule_that_a_record_breaks_is_named(raw: bytes, rules: list[str], message: str | None):
+    (piece,) = encode(raw)
+    (rejection,) = piece.span.rejections
+    assert set(rejection.faults) == set(rules)
+    assert rejection.rule in rules
+    assert message in {None, rejection.message}
+
+
 @pytest.mark.parametrize(
     "halves",
     [

@@ -150,7 +150,7 @@ def _panel(
         before, previous = total, metric.title.lower()
     return tag(
         "div",
-        tag("h4", tag("i", class_=f"swatch {brand.color}"), tag("bdi", brand.name)),
+        tag("h3", tag("i", class_=f"swatch {brand.color}"), tag("bdi", brand.name)),
         tag("ol", *rows, class_="steps"),
         class_="panel funnel",
     )

@@ -22,8 +22,13 @@ function facts(live, now) {
     ["Process", isNumber(live.process_id) ? [String(live.process_id)] : null],
     ["Up since", since(live.started_at, (at) => duration(now - at))],
     ["Last acceptance", since(live.last_accepted_at, (at) => ago(at, now)) ?? ["none yet"]],
+    ["Last pause", pauseBefore(fields(live.last_pause), now)],
   ];
   fill("facts", ...items.map(([name, value]) => value && fact(name, ...value)));
+}
+
+function pauseBefore({ reason, since, until }, now) {
+  return isMoment(until) ? [words(reason), ` for ${duration(until - since)}, until `, time(until, now)] : null;
 }
 
 const fact = (name, ...value) => el("div", {}, el("dt", {}, name), el("dd", {}, ...value));
