@@ -41,7 +41,7 @@ class Pinning:
     server: list[str]
 
     def describe(self) -> str:
-        """Say where the rows and the server run."""
+        """Return where the rows and the server run."""
         if not self.row:
             return "not pinned (needs taskset and two cores)"
         return f"rows on core {self.row[-1]}, server on core {self.server[-1]}"
@@ -62,7 +62,7 @@ class Measurement:
 
 
 def find_pinning() -> Pinning:
-    """Give the rows the first core that this process may use and the server the second one."""
+    """Assign the rows the first core that this process may use and the server the second one."""
     taskset = shutil.which("taskset")
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if taskset is None or len(cores) < 2:

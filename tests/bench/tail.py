@@ -54,7 +54,7 @@ class Figures:
     behind: int | None  # events of the other file that had not yet come at the last append's arrival
 
     def describe(self) -> str:
-        """Say it as a line's end."""
+        """Return it as the end of a line."""
         rest = "" if self.rest_percent is None else f"at rest {self.rest_percent:.1f}% of a core, {self.rest_mib} MiB; "
         busy = "" if self.busy_per_second is None else f"another file's {self.busy_per_second:,.0f} events/s; "
         late = f"p50 {self.p50_ms:.0f} ms, p99 {self.p99_ms:.0f} ms, worst {self.worst_ms:.0f} ms"
@@ -150,7 +150,7 @@ class Grower:
                 await asyncio.sleep(max(0.0, self._begin + number / _STEPS_PER_SECOND - time.perf_counter()))
 
     def figures(self, appends: int) -> tuple[float, int]:
-        """Tell how many of them came in a second, and how many have not come; `appends` are those of the live file."""
+        """Return how many of them came in a second, and how many have not come; `appends` went to the live file."""
         came = len(self._service.arrived) - self._arrived_before - appends
         return came / (time.perf_counter() - self._begin), self.appended - came
 

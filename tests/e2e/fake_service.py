@@ -149,7 +149,7 @@ class FakeService:
         return reply
 
     def peek_is_early(self) -> bool:
-        """Tell whether the next request is not to be read at all; if so, that plan is done with."""
+        """Return whether the next request is not to be read at all; if so, that plan is done with."""
         with self._lock:
             is_early = bool(self._planned) and self._planned[0].fault == "early"
             return is_early and bool(self._planned.pop(0))

@@ -119,7 +119,7 @@ def read_only_state(running: Running) -> Iterator[None]:
 
 
 def _is_traced(pid: int) -> bool:
-    """Tell whether every thread has a tracer by now."""
+    """Return whether every thread has a tracer by now."""
     return all(
         "TracerPid:\t0\n" not in (thread / "status").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()
     )
@@ -129,7 +129,7 @@ def _is_traced(pid: int) -> bool:
 
 
 def resident_bytes(running: Running) -> int:
-    """Tell how much memory a process holds now."""
+    """Return how much memory a process holds now."""
     for line in Path(f"/proc/{running.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) << 10

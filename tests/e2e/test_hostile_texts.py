@@ -217,12 +217,12 @@ def test_no_text_is_obeyed_by_a_terminal_that_a_sandbox_runs_on(shipper: Shipper
         found = re.search(r"127\.0\.0\.1:(\d+)", seen)
         assert found, seen
         for request in (b"GET /%b HTTP/1.1\r\n", b"%b / HTTP/1.1\r\nHost: x\r\n", b"POST / HTTP/1.1\r\nX: %b\r\n"):
-            with socket.create_connection(("127.0.0.1", int(found[1])), timeout=10) as connection:
-                with suppress(OSError):  # it may have answered and closed already
-                    connection.sendall(request % TEXT.encode()[:200].replace(b"\n", b"") + b"\r\n")
-                    connection.shutdown(socket.SHUT_WR)
-                    while connection.recv(65_536):
-                        pass
+            address = "127.0.0.1", int(found[1])
+            with socket.create_connection(address, timeout=10) as connection, suppress(OSError):  # it may hang up early
+                connection.sendall(request % TEXT.encode()[:200].replace(b"\n", b"") + b"\r\n")
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
 
     command = ("sandbox", "--port", "0")
     assert_harmless(on_terminal(shipper, *command, until="127.0.0.1:", then=ask), command)

@@ -36,7 +36,7 @@ USUAL_REPEATS = 4000
 
 
 def is_at_start(kill: int) -> bool:
-    """Tell whether the kill of this number falls into the start of a process, as every third does, or into its work."""
+    """Return whether the kill of this number falls into the start of a process, as every third does."""
     return kill % 3 == 2
 
 

@@ -116,7 +116,7 @@ def _keep(pool: list[bytes], data: bytes, rng: Random) -> None:
 
 
 def place_of(error: BaseException) -> tuple[str, str]:
-    """Tell the error's type, and the line that raised it."""
+    """Return the error's type, and the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return type(error).__name__, f"{frame.filename}:{frame.lineno}"
 

@@ -134,7 +134,7 @@ def _on_one_line(record: bytes) -> bytes:
 
 
 def _sound_json_bytes(body: bytes) -> int:
-    """Tell up to where it is one JSON value behind the other; beyond the end if all of it is."""
+    """Return up to where it is one JSON value behind the other; beyond the end if all of it is."""
     skipped = len(_BOM) if body.startswith(_BOM) else 0
     text = body[skipped:].decode("utf-8", "surrogateescape")
     at = 0
@@ -149,7 +149,7 @@ def _sound_json_bytes(body: bytes) -> int:
 
 
 def _sound_csv_bytes(body: bytes, rows: CsvRows, at: int) -> int:
-    """Tell up to where it is rows by RFC 4180, whose values hold quotes only if they are quoted; as for JSON."""
+    """Return up to where it is rows by RFC 4180, whose values hold quotes only if they are quoted; as for JSON."""
     mark = re.escape(rows.delimiter.encode())
     value = rb'(?:"[^"]*(?:""[^"]*)*"|[^"\n%b]*)' % mark
     row = re.compile(rb"%b(?:%b%b)*\r?(?:\n|$)" % (value, mark, value))

@@ -147,7 +147,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def is_good(field: str, value: str) -> bool:
-    """Say it again, plainly and slowly, with other means than the codec's."""
+    """Judge once more, plainly and slowly, with other means than the codec's."""
     match field:
         case "IP":
             try:

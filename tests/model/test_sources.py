@@ -158,7 +158,7 @@ class Life:
         return [line for line in self.lines if line.end]
 
     def is_held_now(self, has_looked: bool) -> bool:
-        """Tell whether the shipper has it open or will look for it, as it does for all that it knows at its start."""
+        """Return whether the shipper has it open or will look for it, as it does for all that it knows at its start."""
         return self.is_held or (not has_looked and self.read_at > 0)
 
     def leave(self, *, after: int) -> None:

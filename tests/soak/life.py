@@ -102,7 +102,7 @@ class Part:
         return look
 
     def has_settled(self, records: int) -> bool:
-        """Tell whether so many are settled, and none is pending."""
+        """Return whether so many are settled, and none is pending."""
         metrics = look_at_metrics(self.port)
         return (metrics["read"], metrics["pending"]) == (records, 0)
 

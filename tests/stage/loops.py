@@ -12,7 +12,7 @@ Run = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 def runner(loop: str, *, limit_s: float) -> Run:
-    """Give a function that runs an async function on an event loop, with a limit."""
+    """Return a function that runs an async function on an event loop, with a limit."""
 
     def run(main: Callable[[], Awaitable[None]]) -> None:
         async def limited() -> None:

@@ -87,7 +87,7 @@ class Application(Producer):
             chore[1]()
 
     def is_in_flight(self, file: LogFile) -> bool:
-        """Tell whether the service has not got all of what is in a file."""
+        """Return whether the service has not got all of what is in a file."""
         return any(not self.has(number) and not self.make(number).rule for number in file.numbers)
 
     def do_soon(self, chore: Callable[[], object]) -> Event:

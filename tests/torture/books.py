@@ -55,7 +55,7 @@ class Delivery:
     is_given_up: bool = False
 
     def may_be_repeated_by(self, process: Process) -> str:
-        """Tell why a later process, or the same one, may send these events once more; empty = it may not."""
+        """Return why a later process, or the same one, may send these events once more; empty = it may not."""
         own = self.process
         if self.doubt:
             return self.doubt
@@ -110,7 +110,7 @@ class Books:
         return delivery
 
     def reasons(self) -> tuple[Counter[str], list[tuple[int, str]]]:
-        """Tell why events were delivered more than once, and which of them without a reason."""
+        """Return why events were delivered more than once, and which of them without a reason."""
         reasons: Counter[str] = Counter()
         unexplained = []
         for key, repeats in self.repeats.items():

@@ -18,13 +18,13 @@ MUST_HAPPEN: Final = ("delivered twice", "rotations in flight", "bisects", "kill
 
 
 def losses(lane: Lane, books: Books) -> list[str]:
-    """Tell which records the service has to have and has not."""
+    """Return which records the service has to have and has not."""
     lost = [number for number in range(lane.written) if not lane.has(number) and not lane.make(number).rule]
     return _named("lost", lane, lost)
 
 
 def letters(lane: Lane) -> list[str]:
-    """Tell where the dead letters, as a user sees them, are not the planned ones."""
+    """Return where the dead letters, as a user sees them, are not the planned ones."""
     listed = lane.shipper.run("dead-letters", "list", "--limit", str(10**9), "--format", "json", check=False)
     exported = lane.shipper.run("dead-letters", "export", check=False)
     assert listed.returncode == exported.returncode == 0, listed.stderr + exported.stderr
@@ -56,7 +56,7 @@ def letters(lane: Lane) -> list[str]:
 
 
 def accounts(lane: Lane) -> list[str]:
-    """Tell where the state store's accounts are not what was written; that they add up, each end of a run has shown."""
+    """Return where the accounts of the state store are not what was written; that they add up, each run has shown."""
     state = lane.shipper.read_state()
     wanted = (lane.owed, len(lane.letters) + lane.noted["torn ends of the pipe among them"])
     # No record is written twice, so that a duplicate is one that was read twice.
@@ -88,7 +88,7 @@ OF_LANES: Final = (letters, accounts, status)  # in this order: the torn ends ar
 
 
 def repeats(lanes: Sequence[Lane], books: Books) -> list[str]:
-    """Tell which records were delivered again though their delivery was in no doubt."""
+    """Return which records were delivered again though their delivery was in no doubt."""
     unexplained = books.reasons()[1]
     if not unexplained:
         return []
@@ -100,7 +100,7 @@ def repeats(lanes: Sequence[Lane], books: Books) -> list[str]:
 
 
 def unseen(adversary: Adversary, totals: Counter[str]) -> list[str]:
-    """Tell what was planned and never happened."""
+    """Return what was planned and never happened."""
     never = [f"{where}: {name}" for where, deck in adversary.decks.items() for name in deck.missing]
     return [f"never seen: {what}" for what in [*never, *(name for name in MUST_HAPPEN if not totals[name])]]
 

@@ -254,7 +254,7 @@ class Lane(Producer):
             self._is_disk_full = False
 
     def misses_room(self) -> bool:
-        """Tell whether it has noticed that its disk is full."""
+        """Return whether it has noticed that its disk is full."""
         if self.noted[NO_ROOM] > self._ends_before_full:
             return True
         pauses = (self.status().get("live") or {}).get("pauses", [])
@@ -313,11 +313,11 @@ class Lane(Producer):
         return self.finish()
 
     def has_looked_at_all(self) -> bool:
-        """Tell whether there is no input that it has not looked at yet."""
+        """Return whether there is no input that it has not looked at yet."""
         return True
 
     def torn_letters(self, letters: Sequence[bytes]) -> list[bytes]:
-        """Tell which of these are no whole records, but the torn ends that a crash leaves behind by nature."""
+        """Return which of these are no whole records, but the torn ends that a crash leaves behind by nature."""
         return []
 
 

@@ -53,7 +53,7 @@ def registered(made: wire.DailyReport) -> dict[tuple[int, int], tuple[Decimal, D
 
 
 def shared_figures(one: wire.DailyReport, other: wire.DailyReport) -> set[tuple[int, int]]:
-    """Tell which brands and sources have the same figures in both."""
+    """Return which brands and sources have the same figures in both."""
     theirs = entries(other)
     return {key for key, entry in entries(one).items() if entry == theirs[key]}
 

@@ -137,7 +137,7 @@ async def test_a_command_is_given_a_small_environment_and_none_of_the_secrets(mo
 
 
 def _has_writer(fifo: Path) -> bool:
-    """Tell whether any process holds a pipe, to which nothing is written, open for writing."""
+    """Return whether any process holds a pipe, to which nothing is written, open for writing."""
     descriptor = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
     try:
         return os.read(descriptor, 1) != b""  # nothing, if its end was reached

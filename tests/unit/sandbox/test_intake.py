@@ -105,7 +105,7 @@ def read(events: list[bytes], *, is_strict: bool = False, is_known=None) -> Inta
 
 
 def verdicts(events: list[bytes], **how: object) -> list[str]:
-    """Tell for each event what is wrong with it: the field and the rule, or nothing."""
+    """Return for each event what is wrong with it: the field and the rule, or nothing."""
     found = dict.fromkeys(range(len(events)), "")
     for refused in read(events, **how).rejected:
         assert refused.message
