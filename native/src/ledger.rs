@@ -53,7 +53,6 @@ struct Row {
 }
 
 /// Counts by key, each key once, none without an event.
-#[derive(Default)]
 pub struct Tally {
     text: String,
     rows: Vec<Row>,

@@ -148,7 +148,7 @@ def _settings(findings: _Findings, options: SettingsOptions) -> Settings | None:
 
 
 def _program() -> str:
-    """Tell what runs, and as whom: a service may run another one, or as another user, than a shell does."""
+    """Show what runs, and as whom: a service may run another one, or as another user, than a shell does."""
     import pwd
 
     try:

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import os
 import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
 import typer
 from typer.core import TyperGroup
 
 from shipper.config.load import USUAL_FILES, Written, misspelt_variables, read_written
-from shipper.config.settings import Settings, literal_secrets, require_endpoint, settings_from
+from shipper.config.settings import KafkaSettings, Settings, literal_secrets, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
 from shipper.status.units import several as several
 from shipper.system.stderr import ForgivingStderr
 
+if TYPE_CHECKING:
+    from shipper.kafka.view import GroupView
+    from shipper.model.records import Stream
+    from shipper.sources.reader import StreamReader
+
 T = TypeVar("T")
 
-_views: Final[list[object]] = []  # temporary directories, which go with the process
+_views: Final = ExitStack()  # temporary directories, which go with the process
 
 # New objects between two collections. Of what flows next to nothing is left to them, but a connection to the admin
 # address leaves cycles of some 5 KB behind.
@@ -47,6 +53,11 @@ class Commands(TyperGroup):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def command_group(name: str, text: str) -> typer.Typer:
+    """Return an empty group of commands; without one of them, its help is shown."""
+    return typer.Typer(name=name, help=text, cls=Commands, no_args_is_help=True, rich_markup_mode=None)
 
 
 def _first_sentence(text: str | None) -> str:
@@ -155,7 +166,7 @@ def read_settings(
 
 
 def _no_file() -> str:
-    """Tell where a settings file was looked for, if there is none."""
+    """Return where a settings file was looked for, if there is none."""
     if os.environ.get("SHIPPER_CONFIG") or any(path.exists() for path in USUAL_FILES):
         return ""
     return f". There is no settings file: {' and '.join(str(path.absolute()) for path in USUAL_FILES)} do not exist"
@@ -196,17 +207,44 @@ def readable_state(settings: Settings) -> Settings:
     """
     if settings.input.kafka is None:
         return settings
-    import tempfile
+    return _views.enter_context(copied_state(settings, settings.input.kafka))[1]
 
-    import msgspec
+
+@contextmanager
+def copied_state(settings: Settings, kafka: KafkaSettings) -> Iterator[tuple[GroupView, Settings]]:
+    """
+    Copy what the brokers keep of a group into a temporary directory; give the view, and settings with that directory.
+
+    Raises:
+        SourceError: The brokers cannot be asked.
+    """
+    from tempfile import TemporaryDirectory
+
+    from msgspec.structs import replace
 
     from shipper.kafka.view import GroupView
 
-    folder = tempfile.TemporaryDirectory(prefix="shipper-view-")
-    _views.append(folder)
-    directory = Path(folder.name)
-    GroupView(settings.input.kafka, directory)
-    return msgspec.structs.replace(settings, state=msgspec.structs.replace(settings.state, directory=directory))
+    with TemporaryDirectory(prefix="shipper-view-") as name:
+        view = GroupView(kafka, Path(name))
+        state = replace(settings.state, directory=Path(name))
+        yield view, replace(settings, input=replace(settings.input, kafka=None), state=state)
+
+
+def open_input(path: Path, settings: Settings, known: Sequence[Stream] = ()) -> StreamReader:
+    """
+    Open a file for reading alone.
+
+    Args:
+        known: The streams of which it may be one; it is read from the checkpoint of that on.
+    Raises:
+        SourceError: It cannot be read.
+    """
+    from shipper.sources.identity import StreamBook
+    from shipper.sources.reader import input_form
+
+    ids = itertools.count(max((stream.stream_id for stream in known), default=0) + 1)
+    max_bytes = settings.input.max_record_bytes
+    return StreamBook(known, ids.__next__, max_record_bytes=max_bytes, form=input_form(settings)).open(path)
 
 
 def set_up_logs(settings: Settings, *, uses_secrets: bool = True) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from shipper.cli.common import Commands, ConfigOption, SetOption, reader_may_leave
+from shipper.cli.common import ConfigOption, SetOption, command_group, reader_may_leave
 from shipper.config.load import Written, read_written
 from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.config.secrets import MASK, LiteralSecret, SecretReference
@@ -80,9 +80,7 @@ def schema() -> None:
         print(json.dumps(json_schema(Settings), indent=2))
 
 
-config_app = typer.Typer(
-    name="config", help="Write and show settings.", cls=Commands, no_args_is_help=True, rich_markup_mode=None
-)
+config_app = command_group("config", "Write and show settings.")
 for command in (init, show, schema):
     config_app.command()(command)
 

@@ -8,13 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from shipper.cli.common import several
+from shipper.cli.common import open_input, several
 from shipper.config.settings import Settings
 from shipper.model.printable import printable
 
@@ -271,12 +270,9 @@ def chunks_of_file(path: Path, settings: Settings, known: Sequence[Stream] = ())
     Raises:
         SourceError: It cannot be read.
     """
-    from shipper.sources.identity import StreamBook
-    from shipper.sources.reader import READ_BYTES, input_form
+    from shipper.sources.reader import READ_BYTES
 
-    max_bytes = settings.input.max_record_bytes
-    ids = count(max((stream.stream_id for stream in known), default=0) + 1)
-    reader = StreamBook(known, ids.__next__, max_record_bytes=max_bytes, form=input_form(settings)).open(path)
+    reader = open_input(path, settings, known)
 
     def chunks() -> Iterator[Chunk]:
         with closing(reader):

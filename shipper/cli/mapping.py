@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
-from shipper.cli.common import Commands, SettingsOptions, plain, prepare, reader_may_leave, with_settings_options
+from shipper.cli.common import (
+    SettingsOptions,
+    command_group,
+    open_input,
+    plain,
+    prepare,
+    reader_may_leave,
+    with_settings_options,
+)
 from shipper.cli.config import toml_value
 from shipper.config.mapping import FIELDS
 from shipper.model.errors import SourceError
@@ -30,13 +39,7 @@ _OPTIONAL = {
     "ConsumerState": "empty",
 }
 
-mapping_app = typer.Typer(
-    name="mapping",
-    help="Write a mapping for records with other names of fields.",
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+mapping_app = command_group("mapping", "Write a mapping for records with other names of fields.")
 
 
 @mapping_app.callback()
@@ -97,17 +100,13 @@ def _records_of(path: Path, settings: Settings) -> Iterator[dict[str, Any]]:
     from shipper.codec.judge import document_in
     from shipper.codec.rows import Unreadable, read_rows
     from shipper.model.framing import CsvRows
-    from shipper.sources.identity import StreamBook
-    from shipper.sources.reader import input_form
 
-    form = input_form(settings)
-    max_bytes = settings.input.max_record_bytes
-    reader = StreamBook((), lambda: 1, max_record_bytes=max_bytes, form=form).open(path)
+    reader = open_input(path, settings)
     try:
         head = reader.content.pread(1024, 0).removeprefix(b"\xef\xbb\xbf").lstrip()
-        if form.format == "auto" and head[:1] not in {b"{", b"[", b""}:
+        if settings.input.format == "auto" and head[:1] not in {b"{", b"[", b""}:
             reader.close()
-            reader = StreamBook((), lambda: 1, max_record_bytes=max_bytes, form=form._replace(format="csv")).open(path)
+            reader = open_input(path, replace(settings, input=replace(settings.input, format="csv")))
         while reader.offset < _BYTES and (chunk := reader.read(is_final=True)):
             framing = chunk.stream.framing
             for frame in framing.frames(chunk.data, 0):

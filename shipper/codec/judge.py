@@ -36,10 +36,10 @@ _FIELD_IN_MESSAGE: Final = re.compile(r"`\$\.(\w+)`$|required field `(\w+)`$")
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(.*?)`(?: - at `[^`]*`)?\Z", re.DOTALL)
 _EVENT_ID: Final = re.compile(rb'"EventId"\s*:\s*"([0-9A-Fa-f-]{36})"')
 _CONSUMER_ID: Final = re.compile(rb'"ConsumerID"\s*:\s*"?([0-9]{1,30})\b')
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _decode: Final = msgspec.json.Decoder().decode
-_decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+decode_raw: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _skip: Final = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -142,7 +142,7 @@ class Judge:
                 columns = Columns.of(items[:-1:2])
                 if len(items) != 2 * count + 1:
                     return None
-        except (*_DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
+        except (*DECODE_ERRORS, AttributeError):  # AttributeError: a line that reads `null`
             return None
         for check in self._checks:
             if not check.is_good(check.column_of(columns), latest):
@@ -191,7 +191,7 @@ class Judge:
             if self._is_strict and repeats_key(wire):
                 return records.refused(index, "repeated_key")
             return self._refused(records, index, latest, *_rule_of(str(error)))
-        except _DECODE_ERRORS:
+        except DECODE_ERRORS:
             return records.refused(index, "json")
         if self._is_strict and repeats_key(wire):  # before the rules of fields: which value is meant is not known
             return records.refused(index, "repeated_key")
@@ -256,15 +256,15 @@ def document_in(line: bytes) -> dict[str, Any] | None:
     """
     try:
         line.decode()
-        return {name: _value(raw) for name, raw in _decode_raw(line).items()}
-    except _DECODE_ERRORS:
+        return {name: _value(raw) for name, raw in decode_raw(line).items()}
+    except DECODE_ERRORS:
         return None
 
 
 def _value(raw: msgspec.Raw) -> Any:
     try:
         return _decode(raw)
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return raw
 
 
@@ -272,7 +272,7 @@ def _is_json(line: bytes) -> bool:
     """Return whether it is JSON, also if its numbers are out of range here."""
     try:
         _skip(line)
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return False
     return True
 
@@ -289,7 +289,7 @@ def _told(faults: Mapping[str, str]) -> str:
 
 
 def _unknown_field(names: Sequence[str]) -> str:
-    """Tell of fields without their names: whoever writes values in their place must not find them in a log."""
+    """Name unknown fields by their lengths alone: whoever writes values in their place must not find them in a log."""
     if len(names) > 1:
         return f"the object has {len(names):,} fields that the wire form does not have"
     return f"{MESSAGES['unknown_field']} (its name has {len(names[0]):,} characters)"

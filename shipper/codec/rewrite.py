@@ -16,9 +16,9 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
-from shipper.codec.judge import SEPARATOR, document_in, may_reach_over_lines
+from shipper.codec.judge import DECODE_ERRORS, SEPARATOR, decode_raw, document_in, may_reach_over_lines
 from shipper.codec.mapping import Document, SourceMapping
 from shipper.codec.normalize import ABSENT, Column, normalizers
 from shipper.codec.rules import may_repeat_keys, repeats_key
@@ -28,7 +28,6 @@ from shipper.model.wire import EVENT_TYPE, ActivityEvent
 
 DERIVED_FROM: Final = ("BrandID", "ConsumerID")  # unless the settings say otherwise: a player is acquired once a brand
 
-_DECODE_ERRORS: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NAMESPACE: Final = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")  # of derived EventIds; never to be changed
 _EVENT_ID: Final = FIELDS.index("EventId")
 _NOTHING: Final = (ABSENT, None, "")
@@ -41,7 +40,6 @@ _LooseEvent: Final = msgspec.defstruct(
 _decode: Final = msgspec.json.Decoder().decode
 _decode_loose: Final = msgspec.json.Decoder(_LooseEvent).decode
 _decode_loose_array: Final = msgspec.json.Decoder(list[_LooseEvent | None]).decode  # type: ignore[valid-type]
-_decode_raw: Final = msgspec.json.Decoder(dict[str, Raw]).decode
 _encoder: Final = msgspec.json.Encoder()
 
 
@@ -206,7 +204,7 @@ class Rewriter:
         would then stand there twice; and if it is to be refused, it needs another name for that.
         """
         extras = []
-        for name, value in _decode_raw(line).items():
+        for name, value in decode_raw(line).items():
             if name in FIELDS and name not in self._source.names and self._keeps:
                 continue
             if name not in self._source.names:
@@ -259,7 +257,7 @@ def _decoded(
         else:
             items = decode_array(b"[" + joined + SEPARATOR + b"null]")
             records = items[:-1:2] if len(items) == 2 * len(lines) + 1 else []
-    except _DECODE_ERRORS:
+    except DECODE_ERRORS:
         return None
     return records if set(map(type, records)) == {kind} else None
 

@@ -91,6 +91,8 @@ def read_written(
 
 def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[str, str]:
     """Find variables whose names lack underscores: what is set, and the name by which it would be read."""
+    if not any(name.startswith("SHIPPER_") for name in environ):
+        return {}  # most often; the keys take a while
     meant = {f"SHIPPER_{leaf.key.replace('.', '_').upper()}": leaf.key for leaf in leaves(root)}
     found = {name: meant[name] for name in sorted(meant.keys() & environ.keys())}
     return {name: ENVIRONMENT_PREFIX + key.upper().replace(".", "__") for name, key in found.items()}

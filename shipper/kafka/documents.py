@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -12,6 +12,11 @@ from shipper.kafka.stream import Headers, KafkaStream, Session, schema_id
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import added
+
+if TYPE_CHECKING:
+    from confluent_kafka import Producer
+
+    from shipper.state.letters import DeadLetter
 
 VERSION: Final = 1
 
@@ -54,11 +59,7 @@ def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
     if (schema := schema_id(value)) is not None:
         message = f"it has the frame of a schema registry (schema {schema}), and what is in it is not JSON"
     about: dict[str, object] = {
-        "rule": rejection.rule,
-        "message": message[:4096],
-        "status": rejection.status,
-        "delivery": rejection.delivery,
-        "attempts": rejection.attempts,
+        **_refused(rejection, message),
         "first_at": now_s,
         "event_id": rejection.event_id,
         "consumer_id": rejection.consumer_id,
@@ -77,6 +78,35 @@ def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
     key = f"{stream.topic_id}/{stream.partition}/{origin.offset}"
     # Without a value, it would delete the letter from the compacted topic.
     return Document(key, b"null" if value is None else value, headers)
+
+
+def refused_again(letter: DeadLetter, key: str, value: bytes, headers: Headers) -> Document:
+    """Make the new version of a dead letter, of which `key`, `value` and `headers` are the old one."""
+    about = {f"shipper.{name}": each for name, each in _refused(letter, letter.message).items()}
+    return Document(key, value, [(name, str(about[name]).encode() if name in about else old) for name, old in headers])
+
+
+def _refused(what: Rejection | DeadLetter, message: str) -> dict[str, object]:
+    return {
+        "rule": what.rule,
+        "message": message[:4096],
+        "status": what.status,
+        "delivery": what.delivery,
+        "attempts": what.attempts,
+    }
+
+
+def produce(
+    producer: Producer, topic: str, documents: Iterable[Document], on_delivery: Callable[[Any, Any], None]
+) -> None:
+    """Put documents into a producer's queue; wait for room in it."""
+    for key, value, headers in documents:
+        while True:
+            try:
+                producer.produce(topic, value, key=key, headers=list(headers), on_delivery=on_delivery)
+                break
+            except BufferError:
+                producer.poll(0.1)
 
 
 def counted(stream: KafkaStream, checkpoints: Iterable[Checkpoint]) -> tuple[Session, list[Document]]:

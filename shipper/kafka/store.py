@@ -19,8 +19,17 @@ import structlog
 from confluent_kafka import KafkaException, Producer, TopicPartition
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, error_of, name_taken, producer_properties, properties, refusal, words
-from shipper.kafka.documents import Document, Metadata, counted, letter
+from shipper.kafka.client import (
+    FENCED,
+    KafkaError,
+    error_of,
+    name_taken,
+    producer_properties,
+    properties,
+    refusal,
+    words,
+)
+from shipper.kafka.documents import Metadata, counted, letter, produce
 from shipper.kafka.stream import KafkaStream, Session
 from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.model.records import Checkpoint
@@ -42,7 +51,6 @@ _GROUP_MOVED: Final = {
     KafkaError.STALE_MEMBER_EPOCH,
     KafkaError.FENCED_MEMBER_EPOCH,
 }
-_FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 
 
 class _Pending:
@@ -170,8 +178,8 @@ class TransactionStore:
                 letters = [letter(stream, rejection, now_s) for each in own for rejection in each.rejections]
                 session, rows = counted(stream, own)
                 pending.sessions[stream.stream_id] = stream, session
-                self._write(producer, self._settings.letters, letters)
-                self._write(producer, self._settings.ledger, rows)
+                produce(producer, self._settings.letters, letters, self._delivered)
+                produce(producer, self._settings.ledger, rows, self._delivered)
                 position = stream.position_at(own[-1].end_offset)
                 about = Metadata(stream.topic_id, stream.settled_until_at(position))
                 text = msgspec.json.encode(about).decode()
@@ -196,17 +204,6 @@ class TransactionStore:
                 return None
             raise self._translated(error, "what is settled cannot be saved") from None
         return pending
-
-    def _write(self, producer: Producer, topic: str, documents: Iterable[Document]) -> None:
-        for each in documents:
-            while True:
-                try:
-                    producer.produce(
-                        topic, each.value, each.key, headers=list(each.headers), on_delivery=self._delivered
-                    )
-                    break
-                except BufferError:
-                    producer.poll(0.1)
 
     def _delivered(self, error: KafkaError | None, _: Any) -> None:
         if error is not None and error.code() not in {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}:
@@ -268,7 +265,7 @@ class TransactionStore:
 
     def _translated(self, error: KafkaError, what: str) -> StateError | ConfigError:
         settings = self._settings
-        if error.code() in _FENCED and settings.group_instance_id:
+        if error.code() in FENCED and settings.group_instance_id:
             return name_taken(settings)
         if right := refusal(settings, error):
             return StateUnwritableError(f"{what}: {right}", reason="broker_forbidden")

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
+    FENCED,
     KafkaError,
     error_of,
     partitions_of,
@@ -23,7 +24,7 @@ from shipper.kafka.client import (
     refusal,
     words,
 )
-from shipper.kafka.documents import Document, ledger_row, totals_row
+from shipper.kafka.documents import Document, ledger_row, produce, refused_again, totals_row
 from shipper.kafka.stream import Headers
 from shipper.model.errors import SourceError, StateInUseError
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream
@@ -33,9 +34,9 @@ from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
-_FENCED: Final = {KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
 
 Place = tuple[str, int]  # TOPIC/PARTITION and offset
+_Look = tuple[dict[Place, DeadLetter], Counter[LedgerKey], Counter[LedgerKey]]
 
 
 class _Kept(NamedTuple):
@@ -63,8 +64,7 @@ class GroupView:
             letters, rows = (_documents(settings, topic) for topic in (settings.letters, settings.ledger))
         self._letters: dict[Place, _Kept] = {}
         self._copy(letters, rows)
-        self._before = self._look()
-        self._producer: Producer | None = None
+        self._replay: tuple[Producer, _Look] | None = None
 
     @contextmanager
     def _understood(self, what: str) -> Iterator[None]:
@@ -73,7 +73,7 @@ class GroupView:
             yield
         except (KafkaException, TimeoutError) as exception:
             error = error_of(exception)
-            if error.code() in _FENCED:
+            if error.code() in FENCED:
                 raise StateInUseError(f"another replay of group {group} has begun, which sends the rest") from None
             why = refusal(self._settings, error) or words(error)
             raise SourceError(f"dead letters and ledger of group {group} {what}: {why}") from None
@@ -94,7 +94,7 @@ class GroupView:
                 store.save([_passed(stream_of(path), rejections=each) for path, each in refused.items()], first_at)
             store.save([_counted(stream_of(path), each) for path, each in _sums(rows).items()], 0.0)
 
-    def _look(self) -> tuple[dict[Place, DeadLetter], Counter[LedgerKey], Counter[LedgerKey]]:
+    def _look(self) -> _Look:
         """Look at what is in the directory: the letters, and what was accepted and repeated."""
         letters = open_letters(self._directory)
         assert letters is not None
@@ -124,8 +124,9 @@ class GroupView:
         """
         name = f"{self._settings.group_id}-replay"
         with self._understood("cannot be written"):
-            self._producer = Producer(properties(self._settings) | producer_properties(name, max_record_bytes))
-            self._producer.init_transactions(_CALL_S)
+            producer = Producer(properties(self._settings) | producer_properties(name, max_record_bytes))
+            producer.init_transactions(_CALL_S)
+        self._replay = producer, self._look()
 
     def write_back(self, session: str) -> None:
         """
@@ -136,8 +137,9 @@ class GroupView:
         Raises:
             StateInUseError: Another replay has begun.
         """
-        assert self._producer is not None
-        (before, accepted, repeated), (after, accepted_now, repeated_now) = self._before, self._look()
+        assert self._replay is not None
+        producer, (before, accepted, repeated) = self._replay
+        after, accepted_now, repeated_now = self._look()
         gone = [place for place in before if place not in after]
         again = [place for place in after if after[place] != before[place]]
         if not gone and not again:
@@ -155,11 +157,11 @@ class GroupView:
         totals = {"accepted": len(gone) - duplicates, "dead_lettered": -len(gone), "duplicates": duplicates}
         rows.append(totals_row(prefix, {"read": 0, **totals, "unreachable": 0}, topic=first[0].rpartition("/")[0]))
         letters = [Document(self._letters[place].key, None) for place in gone]
-        letters += [_again(self._letters[place], after[place]) for place in again]
+        letters += [refused_again(after[place], *self._letters[place]) for place in again]
         with self._understood("cannot be written; what was accepted is sent again by the next replay"):
-            self._producer.begin_transaction()
-            _write(self._producer, {self._settings.letters: letters, self._settings.ledger: rows})
-            self._producer.commit_transaction(_CALL_S)
+            producer.begin_transaction()
+            _write(producer, {self._settings.letters: letters, self._settings.ledger: rows})
+            producer.commit_transaction(_CALL_S)
 
 
 def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> None:
@@ -170,13 +172,7 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
             failed.append(error)
 
     for topic, each in documents.items():
-        for key, value, headers in each:
-            while True:
-                try:
-                    producer.produce(topic, value, key=key, headers=list(headers), on_delivery=note)
-                    break
-                except BufferError:
-                    producer.poll(0.1)
+        produce(producer, topic, each, note)
     if producer.flush(_CALL_S) and not failed:
         raise TimeoutError(f"no answer within {_CALL_S:g} s")
     if failed:
@@ -239,19 +235,6 @@ def _taken_apart(kept: _Kept) -> tuple[float, str, Rejection]:
 
 def _is_ours(name: str) -> bool:
     return name.startswith("shipper.") and name != "shipper.key"
-
-
-def _again(kept: _Kept, letter: DeadLetter) -> Document:
-    """Make the new version of a dead letter that was refused again."""
-    about = {
-        "shipper.rule": letter.rule,
-        "shipper.message": letter.message,
-        "shipper.status": letter.status,
-        "shipper.delivery": letter.delivery,
-        "shipper.attempts": letter.attempts,
-    }
-    headers = [(name, str(about[name]).encode() if name in about else value) for name, value in kept.headers]
-    return Document(kept.key, kept.value, headers)
 
 
 class _Sums:

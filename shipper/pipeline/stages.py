@@ -158,9 +158,10 @@ class Stages:
             self._latency = _quantile(latest, 0.5), _quantile(latest, 0.95)
         expiries = [at for each in self._senders if (at := each.certificate_expires_at) is not None]
         pauses = [*self._pauses(live.at), *self._hold.pauses(live.at), *live.pauses]
-        for over in {each.reason for each in self._seen}.difference(each.reason for each in pauses):
-            since = min(each.since for each in self._seen if each.reason == over)
-            self._last_pause = PauseBefore(over, since, live.at)
+        now = {each.reason for each in pauses}
+        if over := [each for each in self._seen if each.reason not in now]:
+            first = min(over, key=lambda each: each.since)
+            self._last_pause = PauseBefore(first.reason, first.since, live.at)
         self._seen = pauses
         return replace(
             live,

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from msgspec.structs import replace
 
-from shipper.cli.common import SettingsOptions, confirm, prepare, require_directory, say, several, with_settings_options
+from shipper.cli.common import (
+    SettingsOptions,
+    confirm,
+    copied_state,
+    prepare,
+    require_directory,
+    say,
+    several,
+    with_settings_options,
+)
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -118,21 +124,18 @@ def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: b
 def _purge_of_group(
     settings: Settings, kafka: KafkaSettings, selection: Selection, named: list[int], *, yes: bool
 ) -> None:
-    from shipper.kafka.view import GroupView
-
     if named:
         raise typer.BadParameter("the IDs of a group's dead letters are new at each look; choose by what they are of")
-    with TemporaryDirectory(prefix="shipper-view-") as name:
-        view = GroupView(kafka, Path(name))
-        with opened(replace(settings, state=replace(settings.state, directory=Path(name)))) as letters:
+    with copied_state(settings, kafka) as (view, copied):
+        with opened(copied) as letters:
             assert letters is not None
             found = letters.newest(selection, sys.maxsize)
             counts = letters.count_by_rule(selection)
-    if not found:
-        say(none_found(selection))
-        return
-    confirm(f"delete {several(len(found), 'dead letter')} for good ({by_rule(counts)})?", yes=yes)
-    view.delete(found)
+        if not found:
+            say(none_found(selection))
+            return
+        confirm(f"delete {several(len(found), 'dead letter')} for good ({by_rule(counts)})?", yes=yes)
+        view.delete(found)
     say(f"{several(len(found), 'dead letter')} deleted; their bytes go when the brokers compact {kafka.letters}")
 
 

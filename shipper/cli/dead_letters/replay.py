@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
 import typer
 from msgspec.structs import replace as replaced
 
-from shipper.cli.common import RateOption, SettingsOptions, prepare, readable_state, with_settings_options
+from shipper.cli.common import RateOption, SettingsOptions, copied_state, prepare, readable_state, with_settings_options
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -87,16 +85,8 @@ def _replay_of_group(
     settings: Settings, kafka: KafkaSettings, selection: Selection, limit: int | None, summary: SummaryForm
 ) -> int:
     """Replay in a copy of what the brokers keep, and write back to them what has changed."""
-    from shipper.kafka.view import GroupView
-
-    with TemporaryDirectory(prefix="shipper-view-") as name:
-        view = GroupView(kafka, Path(name))
+    with copied_state(settings, kafka) as (view, copied):
         view.begin_replay(settings.input.max_record_bytes)
-        copied = replaced(
-            settings,
-            input=replaced(settings.input, kafka=None),
-            state=replaced(settings.state, directory=Path(name)),
-        )
         code = ship("dead-letters replay", copied, _replayed(copied, selection, limit), form=summary)
         view.write_back(f"replay-{uuid4()}")
         rest = _code_of_rest(copied, selection)
