@@ -18,6 +18,7 @@ _GROUPS: Final = {
         "run": "shipper.cli.ship:run",
         "pipe": "shipper.cli.ship:pipe",
         "backfill": "shipper.cli.ship:backfill",
+        "retry": "shipper.cli.asking:retry",
     },
     "Look": {
         "status": "shipper.cli.status:status",

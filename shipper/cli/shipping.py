@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
@@ -62,6 +63,7 @@ def ship(
         StateInUseError: Another process holds the directory.
     """
     from shipper.cli.showing import showing
+    from shipper.pipeline.control import controlled
     from shipper.pipeline.opening import opened_state
     from shipper.sources.joined import Joined
     from shipper.sources.once import FilesOnce
@@ -78,7 +80,8 @@ def ship(
             # An earlier `pipe` has left something; there may never be another one.
             source = Joined([spool_of(settings, state), source])
         run = Run(command, settings, source, state.store, shown, is_one_shot=is_one_shot, reload=reload)
-        summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files))
+        attach = partial(controlled, directory=state.directory)
+        summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files, attach=attach))
         before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
         if before and youngest_letter and not summary.message:
             kept = state.store.letters.count_by_stream(youngest_letter)

@@ -102,7 +102,8 @@ class Gate:
         self._refusals = 0
         self._may_fail_fast = give_up_after_s is not None and settings.fail_fast
         self._set_up_fails_since: float | None = None
-        self._is_hurried = anyio.Event()
+        self._is_hurried = False
+        self._woken = anyio.Event()  # for those who sleep
         self._is_finished = False
         self.reason = ""
         self.message = self.what = ""
@@ -181,10 +182,11 @@ class Gate:
         return math.inf if self._set_up_fails_since is None else self._set_up_fails_since + FAIL_FAST_S
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, but only for a moment once a stop was requested, and not beyond the time to give up."""
+        """Wait, but only for a moment once a stop was requested, not beyond `retry`, and not the time to give up."""
         with anyio.move_on_after(min(seconds, self._patience_s())):
-            await self._is_hurried.wait()
-            await anyio.sleep(self._rng.uniform(0, min(seconds, _LONGEST_WAIT_WHILE_STOPPING_S)))
+            await self._woken.wait()
+            if self._is_hurried:
+                await anyio.sleep(self._rng.uniform(0, min(seconds, _LONGEST_WAIT_WHILE_STOPPING_S)))
 
     def backoff_s(self, attempt: int) -> float:
         """Draw a sender's wait after a failure; 0 while the gate is shut, as `enter` waits then."""
@@ -214,9 +216,24 @@ class Gate:
 
     def hurry(self) -> None:
         """Skip backoffs from now on, as a stop was requested; waits that the service asked for remain."""
-        self._is_hurried.set()
+        self._is_hurried = True
+        self._woken.set()
         self.probe_at = min(self.probe_at, self._now() + self._jitter_s(1, _LONGEST_WAIT_WHILE_STOPPING_S))
         self._tell_change()
+
+    def retry(self) -> None:
+        """End all waits, also those that the service asked for: a person wants the next attempt now."""
+        self._held_until = self.probe_at = -math.inf
+        self._probes = 0
+        self._woken.set()
+        if not self._is_hurried:
+            self._woken = anyio.Event()
+        self._tell_change()
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether the gate is shut, and what came of the first probe since, or since a `retry`, is not known yet."""
+        return bool(self.reason) and not self._probes
 
     # What came of it ---------------------------------------------------------------------------------------------
 
@@ -291,7 +308,7 @@ class Gate:
     def _delay_probe(self, max_s: float) -> None:
         self._probes += 1
         longest_s = min(max_s, self._settings.retry_max_seconds)
-        if self._is_hurried.is_set():
+        if self._is_hurried:
             longest_s = min(longest_s, _LONGEST_WAIT_WHILE_STOPPING_S)
         self.probe_at = self._now() + self._jitter_s(self._probes, longest_s)
 

@@ -100,6 +100,11 @@ class Hold:
         """Check again what is held back: the input may be another process's business now."""
         self._changed.set()
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether what is held back is being checked again."""
+        return self._halt is not None and self._changed.is_set()
+
     # Why -----------------------------------------------------------------------------------------------------------
 
     def unlike(self, stream: Stream, mistakes: Mistakes) -> Halt:

@@ -36,7 +36,7 @@ from shipper.pipeline.settlement import Settlement, StateStore
 from shipper.pipeline.stages import Stages
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.state.stuck import Place
-from shipper.status.live import Live
+from shipper.status.live import Live, Pause
 from shipper.system.native import ENGINE
 
 log = structlog.get_logger("pipeline")
@@ -167,6 +167,25 @@ class Pipeline:
     def dead_letter_reasons(self) -> dict[str, int]:
         """How many records broke which rule."""
         return self._settlement.acks.reasons
+
+    @property
+    def pauses(self) -> list[Pause]:
+        """Why delivery pauses at this moment; empty if it does not."""
+        return self._observer.look().pauses
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether delivery pauses, or a failed attempt is to be repeated."""
+        return bool(self.pauses) or self._stages.is_failing
+
+    def retry(self) -> None:
+        """Try again now instead of waiting."""
+        self._stages.retry()
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether delivery pauses, and what comes of the attempt at hand is not known yet."""
+        return self._stages.is_probing
 
     async def run(self, signals: Signals | None = None) -> Summary:
         """

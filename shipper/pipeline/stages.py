@@ -134,6 +134,21 @@ class Stages:
         """Skip backoffs."""
         self._gate.hurry()
 
+    def retry(self) -> None:
+        """Try again now what is waited with, or held back."""
+        self._gate.retry()
+        self._hold.look_again()
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether nothing was accepted since an attempt failed."""
+        return self._gate.failing_since is not None
+
+    @property
+    def is_probing(self) -> bool:
+        """Whether delivery pauses, or input is held back, and what comes of the attempt at hand is not known yet."""
+        return self._gate.is_probing or self._hold.is_looking
+
     async def reconfigure(self, settings: Settings) -> None:
         """
         Apply settings that were read again: all of them, or none.

@@ -190,7 +190,7 @@ def test_the_sandbox_command_serves_whoever_takes_its_configuration(shipper: Shi
 
 
 COMMANDS = [
-    *("run", "pipe", "backfill", "validate", "check", "status", "dead-letters"),
+    *("run", "pipe", "backfill", "retry", "validate", "check", "status", "dead-letters"),
     *("demo", "report", "sandbox", "sample", "config"),
 ]
 

@@ -310,6 +310,26 @@ def test_a_stop_does_not_break_a_wait_that_the_service_asked_for():
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize(
+    "failure", [answer(503), answer(403), answer(429, "3600")], ids=["backoff", "pause", "throttled"]
+)
+def test_a_retry_ends_every_wait_and_later_failures_wait_as_long_as_before(failure: Answer):
+    service = ServiceModel(script(failure, failure), latency_s=0)
+
+    async def main() -> None:
+        delivery = Delivery(service, retry_initial_seconds=3600.0, retry_max_seconds=3600.0)
+        async with anyio.create_task_group() as group:
+            group.start_soon(delivery.deliver, numbered(1))
+            for retries in range(2):
+                await anyio.sleep(1)
+                assert len(service.requests) == retries + 1
+                delivery.gate.retry()
+        assert anyio.current_time() == 2
+        assert delivery.settled
+
+    in_virtual_time(main)
+
+
 @pytest.mark.parametrize("rate", [100.0, 1000.0, 5000.0])
 def test_the_rate_is_kept_by_all_senders_together(rate: float):
     service = ServiceModel(latency_s=0.001)
