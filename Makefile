@@ -68,8 +68,9 @@ fmt: setup ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet .
 	$(BIN)/ruff format .
 
-docs: setup ## write docs/settings.md from the types of the settings
+docs: setup ## write docs/settings.md from the types of the settings, and the man page docs/shipper.1 from the commands
 	$(BIN)/python -m tests.unit.test_docs_settings
+	$(BIN)/python -m tests.unit.test_docs_man
 
 cov: setup ## tests with coverage
 	$(BIN)/pytest --cov --cov-report=term-missing:skip-covered

@@ -14,6 +14,7 @@ import msgspec
 import typer
 
 from shipper.cli.common import ConfigOption, SetOption, command_group, reader_may_leave
+from shipper.cli.examples import examples
 from shipper.config.load import Written, read_written
 from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.config.secrets import MASK, LiteralSecret, SecretReference
@@ -81,7 +82,7 @@ def schema() -> None:
 
 
 config_app = command_group("config", "Write and show settings.")
-for command in (init, show, schema):
+for command in (init, show, schema, examples):
     config_app.command()(command)
 
 

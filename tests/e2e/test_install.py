@@ -1,0 +1,311 @@
+"""What docs/install.md says, done: the wheel in an environment of its own, the service, the steps of the image."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Service, Shipper, wait_until
+from tests.tools import assert_content, run
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "config"
+EXAMPLES = {str(path.relative_to(CONFIG)): path.read_bytes() for path in CONFIG.rglob("*") if path.is_file()}
+SITE = Path(sysconfig.get_path("purelib"))
+PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]
+# No network, and nothing but the wheel: the pinned dependencies are those of the tests.
+OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def section(title: str) -> str:
+    return (ROOT / "docs/install.md").read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def steps(title: str, prompt: str) -> list[str]:
+    """Return the commands of each block."""
+    blocks = re.findall(r"```console\n(.*?)```", section(title), re.DOTALL)
+    return ["".join(line.removeprefix(f"{prompt} ") for line in block.splitlines(keepends=True)) for block in blocks]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel") / "dist"
+    command = shlex.split(steps("Wheel", "$")[0].splitlines()[0])
+    assert command[:2] == ["pip", "wheel"]
+    command = [str(folder) if word == "dist" else word for word in command[1:]]
+    assert_content(run(sys.executable, "-m", "pip", *command, cwd=ROOT, env=os.environ | OFFLINE))
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+def test_a_wheel_has_the_examples_and_the_man_page_also_one_that_is_made_of_the_source_archive(
+    wheel: Path, tmp_path: Path
+):
+    assert wheel.name == "acquisition_shipper-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    examples = {name.removeprefix("shipper/examples/"): data for name, data in files.items() if "/examples/" in name}
+    assert examples == EXAMPLES
+    assert (
+        files["acquisition_shipper-0.1.0.data/data/share/man/man1/shipper.1"] == (ROOT / "docs/shipper.1").read_bytes()
+    )
+    make = "from hatchling.build import build_sdist as make; make(__import__('sys').argv[1])"
+    assert_content(run(sys.executable, "-c", make, tmp_path, cwd=ROOT))
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = source.with_name(source.name.removesuffix(".tar.gz"))
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, unpacked]
+    assert_content(run(*pip, env=os.environ | OFFLINE))
+    with zipfile.ZipFile(tmp_path / wheel.name) as archive:
+        assert {name: archive.read(name) for name in archive.namelist()} == files
+
+
+def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(wheel: Path, tmp_path: Path):
+    environment = tmp_path / "environment"
+    assert_content(run(PYTHON, "-m", "venv", "--without-pip", environment))
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install"]
+    assert_content(run(*pip, wheel, env=os.environ | OFFLINE))
+    (purelib,) = environment.glob("lib/python*/site-packages")
+    (purelib / "dependencies.pth").write_text(f"{SITE}\n")
+    shipper = environment / "bin/shipper"
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "INTAKE_KEY": "k", "INTAKE_TOKEN": "t"}
+
+    def said(*arguments: str | Path) -> str:
+        result = run(shipper, *arguments, env=variables, cwd=tmp_path)
+        assert_content(result)
+        return result.stdout
+
+    assert re.fullmatch(r"shipper 0\.1\.0 \((native|pure)\)\n", said("--version"))
+    said("config", "examples", "--write", "examples")
+    folder = tmp_path / "examples"
+    assert {
+        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    } == EXAMPLES
+    assert "intake.token" in said("check", "--config", "examples/csv-export.toml")
+    assert (environment / "share/man/man1/shipper.1").is_file()
+
+
+# `config examples` ------------------------------------------------------------------------------------------------
+
+
+def test_the_list_of_the_examples_has_a_line_for_each(shipper: Shipper):
+    lines = shipper.run("config", "examples", configured=False).stdout.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == sorted(EXAMPLES)
+    assert all(10 < len(line.split(maxsplit=1)[1]) < 90 for line in lines)
+
+
+def test_examples_are_written_for_everybody_to_read_and_replace_nothing(shipper: Shipper, tmp_path: Path):
+    folder = tmp_path / "deep" / "er"
+
+    def write() -> tuple[int, str]:
+        result = shipper.run("config", "examples", "--write", folder, configured=False, check=False)
+        return result.returncode, result.stderr
+
+    assert write() == (0, f"wrote {len(EXAMPLES)} files into {folder}\n")
+    written = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    assert {name: path.read_bytes() for name, path in written.items()} == EXAMPLES
+    assert {path.stat().st_mode & 0o777 for path in written.values()} == {0o644}
+    assert {path.stat().st_mode & 0o777 for path in [folder.parent, folder, *folder.iterdir()] if path.is_dir()} == {
+        0o755
+    }
+    assert write()[0] == 0, "the same once more"
+    changed, missing = folder / "systemd/shipper.toml", folder / "backfill.toml"
+    changed.write_text("mine")
+    missing.unlink()
+    assert write() == (2, f"shipper: {changed}: is there already, with other content; name another folder\n")
+    assert changed.read_text() == "mine"
+    assert not missing.exists()
+
+
+# systemd ----------------------------------------------------------------------------------------------------------
+
+UNITS = sorted(CONFIG.glob("systemd/*.service"))
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_the_steps_put_the_program_where_a_unit_has_it(path: Path):
+    (target,) = re.findall(r"^# ln -s \S+ (\S+)$", section("systemd"), re.MULTILINE)
+    programs = re.findall(r"^Exec\w+=-?(/\S+)", path.read_text(), re.MULTILINE)
+    assert set(programs) - {"/bin/sh", "/bin/kill"} == {target}
+
+
+class Machine:
+    """This machine with own copies of the folders that an installation writes to, which are gone at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        if os.geteuid():
+            pytest.skip("only root can install a service")
+        for name in ("unshare", "nsenter", "setpriv", "useradd", "systemd-creds"):
+            if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None:
+                pytest.skip(f"{name} is not installed")
+        copies = "\n".join(
+            f"mkdir -p {folder}/layer{place}/upper {folder}/layer{place}/work && mount -t overlay overlay -o "
+            f"lowerdir={place},upperdir={folder}/layer{place}/upper,workdir={folder}/layer{place}/work {place}"
+            for place in ("/etc", "/opt", "/usr/local", "/var/lib", "/var/log")
+        )
+        script = f"set -e\nmkdir {folder}/layer\nmount -t tmpfs tmpfs {folder}/layer\n{copies}\necho ready\nread _"
+        self._process = subprocess.Popen(
+            ["unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert self._process.stdout
+        if (said := self._process.stdout.readline()) != "ready\n":
+            self.close()
+            pytest.skip(f"folders cannot be overlaid here: {said.strip()}")
+
+    def command(self, *words: str | Path) -> list[str]:
+        return ["nsenter", f"--mount=/proc/{self._process.pid}/ns/mnt", *map(str, words)]
+
+    def run(self, *words: str | Path, **options: object) -> str:
+        result = run(*self.command(*words), **options)
+        assert_content(result)
+        return result.stdout
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    machine.close()
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+def test_the_service_that_the_steps_install_ships_as_its_user(
+    machine: Machine, wheel: Path, service: Service, sample: Sample, tmp_path: Path
+):
+    access = service.access()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    calls = programs / "calls"
+    program(programs / "systemctl", f'echo "$@" >> {calls}')
+    program(programs / "python3", f'exec /opt/python/bin/{PYTHON.name} "$@"')
+    values = {
+        "https://intake.example.com": service.target.base_url,
+        "https://login.example.com/oauth2/v2.0/token": access["token_url"],
+        '= "shipper"': f'= "{access["client_id"]}"',
+        "api://intake/.default": access["scope"],
+    }
+    edits = " ".join(f"-e 's|{old}|{new}|'" for old, new in values.items())
+    program(
+        programs / "editor",
+        f'sed -i {edits} "$1"; echo {service.target.subscription_key} > "$2"; echo {access["client_secret"]} > "$3"',
+    )
+    variables = OFFLINE | {"PATH": f"{programs}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "EDITOR": "editor"}
+    first, *others = steps("systemd", "#")
+    # Where the service's user can read them, whoever owns the project and this Python.
+    for source, target in ((Path(sys.base_prefix), "/opt/python"), (SITE, "/opt/dependencies")):
+        machine.run("mkdir", target)
+        machine.run("mount", "--bind", source, target)
+    dependencies = "echo /opt/dependencies > $(echo /opt/shipper/lib/python*/site-packages)/dependencies.pth"
+    script = "\n".join(["set -e", "umask 077", f"cd {wheel.parents[1]}", first, dependencies, *others])
+    machine.run("bash", "-c", script, env=variables)
+    assert calls.read_text() == "daemon-reload\nenable --now shipper\nstatus shipper\n"
+    unit = machine.run("cat", "/etc/systemd/system/shipper.service")
+    said = machine.run("stat", "--format", "%U %a", "/etc/credstore/intake-key", "/etc/credstore/client-secret")
+    assert said == "root 600\nroot 600\n"
+    if analyze := shutil.which("systemd-analyze"):
+        assert machine.run(analyze, "verify", "--man=no", "/etc/systemd/system/shipper.service") == ""
+
+    # What systemd does.
+    def one(directive: str) -> str:
+        (value,) = re.findall(rf"^{directive}=-?(.*)$", unit, re.MULTILINE)
+        return value
+
+    user, group, more = one("User"), one("Group"), one("SupplementaryGroups")
+    credentials = "/opt/credentials"
+    machine.run(
+        "install", "-d", "-m", one("StateDirectoryMode"), "-o", user, "-g", group, f"/var/lib/{one('StateDirectory')}"
+    )
+    machine.run("install", "-d", "-m", "0500", "-o", user, credentials)
+    for name in re.findall(r"^LoadCredential=(.*)$", unit, re.MULTILINE):
+        machine.run("install", "-m", "0400", "-o", user, f"/etc/credstore/{name}", credentials)
+    machine.run("install", "-d", "-m", "0750", "-g", more, "/var/log/accounts")
+    records = tmp_path / "records"
+    records.write_bytes(b"".join(sample.lines[:100]))
+    machine.run("install", "-m", "0640", "-g", more, records, "/var/log/accounts/acquisitions.ndjson")
+    as_user = ["setpriv", f"--reuid={user}", f"--regid={group}", f"--groups={more}", "--no-new-privs", "env", "-i"]
+    as_user += ["PATH=/usr/local/bin:/usr/bin:/bin", f"CREDENTIALS_DIRECTORY={credentials}", "SHIPPER__ADMIN__LISTEN="]
+    as_user += ["LD_LIBRARY_PATH=/opt/python/lib"]
+    machine.run(*as_user, *shlex.split(one("ExecStartPre")), "--online", cwd="/")
+    running = subprocess.Popen(
+        machine.command(*as_user, *shlex.split(one("ExecStart"))), cwd="/", stderr=subprocess.PIPE
+    )
+    try:
+        wait_until(lambda: service.stored == 100, "all records")
+        running.send_signal(signal.SIGTERM)
+        _, log = running.communicate(timeout=60)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 0, log
+    service.assert_holds_exactly(sample.ids[:100])
+    status = machine.run(*as_user, "shipper", "status", cwd="/")
+    assert "everything" in status
+
+
+# The image --------------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp_path: Path):
+    """The download is left out: what it fetches is pinned in the lock, and here already."""
+    text = (CONFIG / "container/Containerfile").read_text().replace("\\\n", " ")
+    build, final = re.split(r"^FROM .*$", text, flags=re.MULTILINE)[1:]
+    source, program = tmp_path / "source", tmp_path / "opt/shipper"
+    source.mkdir()
+    for line in re.findall(r"^COPY (.*)$", build, re.MULTILINE):
+        *names, target = line.split()
+        (source / target).parent.mkdir(exist_ok=True)
+        for name in names:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, source / target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                (source / target).mkdir(exist_ok=True)
+                shutil.copy(ROOT / name, source / target)
+    download, install = re.findall(r"^RUN (.*)$", build, re.MULTILINE)
+    lock, wheels = re.findall(r"--requirement (\S+)", download), re.findall(r"--dest (\S+)", download)
+    assert (lock, "--require-hashes" in download) == (["requirements.lock"], True)
+    assert f"--no-index --find-links {wheels[0]}" in install, "nothing but what was downloaded"
+    # Its build would fetch the backend from what was downloaded.
+    built = tmp_path / "built"
+    pip = [sys.executable, "-m", "pip", "wheel", "--wheel-dir", built, source]
+    assert_content(run(*pip, env=os.environ | OFFLINE))
+    assert install.endswith(" .")
+    (made,) = built.glob("*.whl")
+    commands = install.removesuffix(".") + str(made)
+    commands = commands.replace("python -m venv", f"{PYTHON} -m venv").replace("/opt/shipper", str(program))
+    commands = commands.replace("pip --python", f"{sys.executable} -m pip --python").replace(wheels[0], str(built))
+    assert_content(run("/bin/sh", "-c", commands, env=os.environ | OFFLINE))
+    (purelib,) = program.glob("lib/python*/site-packages")
+    (purelib / "dependencies.pth").write_text(f"{SITE}\n")
+    assert re.search(r"^COPY --from=build /opt/shipper /opt/shipper$", final, re.MULTILINE)
+    (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', final, re.MULTILINE)
+    (arguments,) = re.findall(r'^CMD \["(.*)"\]$', final, re.MULTILINE)
+    environment = {"PATH": str(program / "bin"), "HOME": str(tmp_path)}
+    assert "Usage: shipper" in run(program / "bin" / entry, arguments, env=environment).stdout
+    said = run(program / "bin" / entry, "config", "examples", env=environment).stdout
+    assert "container/Containerfile" in said
