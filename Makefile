@@ -58,11 +58,11 @@ test: setup ## all tests, in as many processes as JOBS says (one more than there
 e2e: setup ## only the tests that drive the installed command
 	$(BIN)/pytest tests/e2e
 
-check: setup ## lint, format, types, import graph
+check: setup ## lint, format, types, import graph, generated pages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/unit/test_import_graph.py
+	$(BIN)/pytest -q tests/unit/test_import_graph.py tests/unit/test_docs_settings.py tests/unit/test_docs_man.py
 
 fmt: setup ## format, and fix what the linter can fix
 	$(BIN)/ruff check --fix-only --quiet .

@@ -10,20 +10,19 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shipper.model.version import __version__
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, wait_until
+from tests.e2e.driver import SHIPPER, Service, Shipper, wait_until
 from tests.tools import assert_content, run
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "config"
-EXAMPLES = {str(path.relative_to(CONFIG)): path.read_bytes() for path in CONFIG.rglob("*") if path.is_file()}
 SITE = Path(sysconfig.get_path("purelib"))
 PYTHON = Path(sys._base_executable)  # type: ignore[attr-defined]
 # No network, and nothing but the wheel: the pinned dependencies are those of the tests.
@@ -40,6 +39,18 @@ def steps(title: str, prompt: str) -> list[str]:
     return ["".join(line.removeprefix(f"{prompt} ") for line in block.splitlines(keepends=True)) for block in blocks]
 
 
+def let_in_dependencies(environment: Path) -> None:
+    (folder,) = environment.glob("lib/python*/site-packages")
+    (folder / "dependencies.pth").write_text(f"{SITE}\n")
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+EXAMPLES = files_in(CONFIG)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel") / "dist"
@@ -54,19 +65,18 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_wheel_has_the_examples_and_the_man_page_also_one_that_is_made_of_the_source_archive(
     wheel: Path, tmp_path: Path
 ):
-    assert wheel.name == "acquisition_shipper-0.1.0-py3-none-any.whl"
+    assert wheel.name == f"acquisition_shipper-{__version__}-py3-none-any.whl"
+    assert wheel.name in section("systemd")
     with zipfile.ZipFile(wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     examples = {name.removeprefix("shipper/examples/"): data for name, data in files.items() if "/examples/" in name}
     assert examples == EXAMPLES
-    assert (
-        files["acquisition_shipper-0.1.0.data/data/share/man/man1/shipper.1"] == (ROOT / "docs/shipper.1").read_bytes()
-    )
+    (page,) = (data for name, data in files.items() if name.endswith(".data/data/share/man/man1/shipper.1"))
+    assert page == (ROOT / "docs/shipper.1").read_bytes()
     make = "from hatchling.build import build_sdist as make; make(__import__('sys').argv[1])"
     assert_content(run(sys.executable, "-c", make, tmp_path, cwd=ROOT))
     (source,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(source) as archive:
-        archive.extractall(tmp_path, filter="data")
+    assert_content(run("tar", "-xf", source, "-C", tmp_path))
     unpacked = source.with_name(source.name.removesuffix(".tar.gz"))
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", tmp_path, unpacked]
     assert_content(run(*pip, env=os.environ | OFFLINE))
@@ -79,8 +89,7 @@ def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(
     assert_content(run(PYTHON, "-m", "venv", "--without-pip", environment))
     pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install"]
     assert_content(run(*pip, wheel, env=os.environ | OFFLINE))
-    (purelib,) = environment.glob("lib/python*/site-packages")
-    (purelib / "dependencies.pth").write_text(f"{SITE}\n")
+    let_in_dependencies(environment)
     shipper = environment / "bin/shipper"
     variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "INTAKE_KEY": "k", "INTAKE_TOKEN": "t"}
 
@@ -89,12 +98,9 @@ def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(
         assert_content(result)
         return result.stdout
 
-    assert re.fullmatch(r"shipper 0\.1\.0 \((native|pure)\)\n", said("--version"))
+    assert re.fullmatch(rf"shipper {re.escape(__version__)} \((native|pure)\)\n", said("--version"))
     said("config", "examples", "--write", "examples")
-    folder = tmp_path / "examples"
-    assert {
-        str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()
-    } == EXAMPLES
+    assert files_in(tmp_path / "examples") == EXAMPLES
     assert "intake.token" in said("check", "--config", "examples/csv-export.toml")
     assert (environment / "share/man/man1/shipper.1").is_file()
 
@@ -116,12 +122,9 @@ def test_examples_are_written_for_everybody_to_read_and_replace_nothing(shipper:
         return result.returncode, result.stderr
 
     assert write() == (0, f"wrote {len(EXAMPLES)} files into {folder}\n")
-    written = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    assert {name: path.read_bytes() for name, path in written.items()} == EXAMPLES
-    assert {path.stat().st_mode & 0o777 for path in written.values()} == {0o644}
-    assert {path.stat().st_mode & 0o777 for path in [folder.parent, folder, *folder.iterdir()] if path.is_dir()} == {
-        0o755
-    }
+    assert files_in(folder) == EXAMPLES
+    modes = {(path.is_dir(), path.stat().st_mode & 0o777) for path in [folder.parent, folder, *folder.rglob("*")]}
+    assert modes == {(False, 0o644), (True, 0o755)}
     assert write()[0] == 0, "the same once more"
     changed, missing = folder / "systemd/shipper.toml", folder / "backfill.toml"
     changed.write_text("mine")
@@ -268,6 +271,21 @@ def test_the_service_that_the_steps_install_ships_as_its_user(
     assert "everything" in status
 
 
+# Completion -------------------------------------------------------------------------------------------------------
+
+
+def test_bash_completes_commands_and_options_once_completion_is_installed(tmp_path: Path):
+    variables = {"HOME": str(tmp_path), "PATH": f"{SHIPPER.parent}:{os.environ['PATH']}"}
+    assert_content(run("bash", "-c", "shipper --install-completion; true", env=variables))
+
+    def completed(*words: str) -> str:
+        line = f". ~/.bashrc; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shipper_completion shipper"
+        return run("bash", "-c", f'{line}; echo "${{COMPREPLY[@]}}"; complete -p shipper', env=variables).stdout
+
+    for words, expected in ((("shipper", "conf"), "config"), (("shipper", "config", "examples", "--wr"), "--write")):
+        assert completed(*words).startswith(f"{expected}\ncomplete "), words
+
+
 # The image --------------------------------------------------------------------------------------------------------
 
 
@@ -300,8 +318,7 @@ def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp
     commands = commands.replace("python -m venv", f"{PYTHON} -m venv").replace("/opt/shipper", str(program))
     commands = commands.replace("pip --python", f"{sys.executable} -m pip --python").replace(wheels[0], str(built))
     assert_content(run("/bin/sh", "-c", commands, env=os.environ | OFFLINE))
-    (purelib,) = program.glob("lib/python*/site-packages")
-    (purelib / "dependencies.pth").write_text(f"{SITE}\n")
+    let_in_dependencies(program)
     assert re.search(r"^COPY --from=build /opt/shipper /opt/shipper$", final, re.MULTILINE)
     (entry,) = re.findall(r'^ENTRYPOINT \["(.*)"\]$', final, re.MULTILINE)
     (arguments,) = re.findall(r'^CMD \["(.*)"\]$', final, re.MULTILINE)
@@ -309,3 +326,10 @@ def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp
     assert "Usage: shipper" in run(program / "bin" / entry, arguments, env=environment).stdout
     said = run(program / "bin" / entry, "config", "examples", env=environment).stdout
     assert "container/Containerfile" in said
+
+
+def test_all_name_the_image_by_the_version():
+    texts = [path.read_text() for path in (ROOT / "docs/install.md", *CONFIG.rglob("*")) if path.is_file()]
+    tags = [tag for text in texts for tag in re.findall(r"\bshipper:([\d.]+\d)", text)]
+    assert len(tags) > 8
+    assert set(tags) == {__version__}
