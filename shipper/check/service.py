@@ -26,8 +26,8 @@ from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_
 from shipper.delivery.tls import words
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
+from shipper.model.units import several, span
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
-from shipper.status.units import span
 from shipper.system.addresses import is_address, is_loopback
 
 _ANSWER_BYTES: Final = 64 << 20  # as much as a report may have
@@ -369,5 +369,5 @@ def certificate_words(certificate: Any, wall_time: float) -> tuple[Result, str]:
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     by = issuer.get("organizationName") or issuer.get("commonName") or "an authority without a name"
     days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - wall_time) // 86_400)
-    what = f"the certificate is for {shown}, by {by}, and expires in {days} days"
+    what = f"the certificate is for {shown}, by {by}, and expires in {several(days, 'day')}"
     return ("ok", what) if days >= _CERTIFICATE_NOTE_DAYS else ("note", f"{what}: it has to be renewed there")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pkgutil import resolve_name
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 import typer
 
-from shipper.cli.common import Commands
-from shipper.model.printable import printable
+from shipper.cli.commands import App, Commands, clear_usage_errors
 from shipper.model.version import __version__
 
 _GROUPS: Final = {
@@ -42,31 +40,20 @@ _GROUPS: Final = {
     },
 }
 _COMMANDS: Final = {name: place for group in _GROUPS.values() for name, place in group.items()}
-# The library has no public name for what its errors of usage have in common.
-_UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 
 class _Commands(Commands):
-    """The commands; control characters in usage errors are escaped."""
+    """The commands."""
 
     groups = _GROUPS
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        with _printable_errors():
+        with clear_usage_errors():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: Any) -> Any:
-        with _printable_errors():
+        with clear_usage_errors():
             return super().invoke(ctx)
-
-
-@contextmanager
-def _printable_errors() -> Iterator[None]:
-    try:
-        yield
-    except _UsageError as error:
-        error.message = printable(error.message, keep="\n\t")
-        raise
 
 
 def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
@@ -77,12 +64,10 @@ def command_line(arguments: Sequence[str] = ()) -> typer.Typer:
         arguments: What it will be called with. If they begin with a command, or with --version, it gets that one alone
             or none, as loading all of them takes a third of the start.
     """
-    app = typer.Typer(
-        name="shipper",
-        cls=_Commands,
-        help="Ship player-acquisition records to an affiliate platform's intake API, exactly accounted for.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
+    app = App(
+        "shipper",
+        "Ship player-acquisition records to an affiliate platform's intake API, exactly accounted for.",
+        _Commands,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )

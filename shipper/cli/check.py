@@ -18,10 +18,12 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    format_option,
     plain,
     print_json,
     reader_may_leave,
     run_async,
+    several,
     with_settings_options,
 )
 from shipper.config.load import Written, misspelt_variables
@@ -57,7 +59,7 @@ def check(
         bool,
         typer.Option("--create-topics", help="With input.kafka: make the topics that it writes, if they are missing."),
     ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON document.")] = False,
+    form: Annotated[Literal["text", "json"], format_option("text, or json: one document.", "--json")] = "text",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -71,7 +73,7 @@ def check(
     """
     if create_topics and not online:
         raise typer.BadParameter("--create-topics needs --online")
-    findings = _Findings(is_json=json)
+    findings = _Findings(is_json=form == "json")
     with reader_may_leave():
         settings = _settings(findings, options)
         if settings is not None:
@@ -244,7 +246,7 @@ def _check_input(settings: Settings, findings: _Findings) -> None:
     if not include:
         findings.add("note", name, "is empty; `shipper run` needs it, `pipe` and `backfill` do not")
     elif found:
-        findings.add("ok", name, f"{len(found):,} files match")
+        findings.add("ok", name, several(len(found), "file matches", "files match"))
 
 
 # Brokers -------------------------------------------------------------------------------------------------------------

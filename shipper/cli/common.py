@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, date, datetime, timedelta
 from functools import wraps
@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TextIO, TypeVar, cast
 
 import typer
-from typer.core import TyperGroup
 
 from shipper.config.load import USUAL_FILES, Written, misspelt_variables, read_written
 from shipper.config.settings import KafkaSettings, Settings, literal_secrets, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
-from shipper.status.units import several as several
+from shipper.model.units import several as several
 from shipper.system.stderr import ForgivingStderr
 
 if TYPE_CHECKING:
@@ -38,48 +37,35 @@ _views: Final = ExitStack()  # temporary directories, which go with the process
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
 
 
-class Commands(TyperGroup):
-    """Commands whose first sentences are shown in full."""
-
-    groups: Mapping[str, Collection[str]] = {}  # by title; what is in none stands under "Commands"
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        names = self.list_commands(ctx)
-        grouped = {name for group in self.groups.values() for name in group}
-        others = [name for name in names if name not in grouped]
-        for title, group in [*self.groups.items(), ("Commands", others)]:
-            commands = [(name, self.get_command(ctx, name)) for name in group]
-            rows = [(name.ljust(12), _first_sentence(command.help)) for name, command in commands if command]
-            if rows:
-                with formatter.section(title):
-                    formatter.write_dl(rows)
+def format_option(text: str, *older: str) -> Any:
+    """Make the option --format, by which a command is asked for output that programs read; `older` are spellings."""
+    return typer.Option("--format", *older, metavar="FORMAT", help=text)
 
 
-def command_group(name: str, text: str) -> typer.Typer:
-    """Return an empty group of commands; without one of them, its help is shown."""
-    return typer.Typer(name=name, help=text, cls=Commands, no_args_is_help=True, rich_markup_mode=None)
-
-
-def _first_sentence(text: str | None) -> str:
-    return " ".join((text or "").strip().partition("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+def setting_option(*spellings: str, metavar: str, text: str) -> Any:
+    """Make an option that most commands have, and that help shows last."""
+    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel="Settings and logs")
 
 
 ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="The settings file (default: the usual places).")
+    Path | None,
+    setting_option("--config", "-c", metavar="FILE", text="The settings file (default: the usual places)."),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="One setting; overrides file and environment.")
+    list[str] | None,
+    setting_option("--set", metavar="KEY=VALUE", text="One setting; overrides file and environment."),
 ]
 LogLevelOption = Annotated[
-    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
+    str | None, setting_option("--log-level", metavar="LEVEL", text="debug, info, warning or error.")
 ]
+LogFormatOption = Annotated[str | None, setting_option("--log-format", metavar="FORMAT", text="auto, json or console.")]
+OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
 RateOption = Annotated[
     float | None, typer.Option("--rate", metavar="N", help="Maximum events per second; 0 = no limit.")
 ]
 ListenOption = Annotated[
     str, typer.Option("--listen", metavar="HOST:PORT", help="Serve metrics, probes and the status page there.")
 ]
-LogFormatOption = Annotated[str | None, typer.Option("--log-format", metavar="FORMAT", help="auto, json or console.")]
 
 
 Needed = Literal["intake", "report"]

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from shipper.cli.common import ConfigOption, SetOption, command_group, reader_may_leave
+from shipper.cli.commands import App
+from shipper.cli.common import ConfigOption, OutputOption, SetOption
 from shipper.cli.examples import examples
+from shipper.cli.writing import checked_target, write
 from shipper.config.load import Written, read_written
 from shipper.config.schema import Leaf, expectation, json_schema, leaves, section_in
 from shipper.config.secrets import MASK, LiteralSecret, SecretReference
@@ -37,7 +39,8 @@ _HEAD = """\
 
 
 def init(
-    path: Annotated[Path, typer.Argument(help="The file to write; - for standard output.")] = Path("shipper.toml"),
+    path: Annotated[str, typer.Argument(hidden=True)] = "",
+    output: OutputOption = "shipper.toml",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
 ) -> None:
     """
@@ -45,20 +48,21 @@ def init(
 
     Only its owner can read the file (mode 0600), because it may contain secrets.
 
-    Example: shipper config init /etc/shipper/shipper.toml
+    Example: shipper config init -o /etc/shipper/shipper.toml
     """
     text = commented_settings()
-    if str(path) == "-":
-        with reader_may_leave():
-            sys.stdout.write(text)
+    file = path or output
+    if file == "-":
+        write(text.encode(), None, form="text")
         return
-    _write_private(path, text, replace=force)
-    print(f"wrote {path}; next: fill in [intake], then check it with: shipper check --online", file=sys.stderr)
+    _write_private(Path(file), text, replace=force)
+    print(f"wrote {file}; next: fill in [intake], then check it with: shipper check --online", file=sys.stderr)
 
 
 def show(
     config: ConfigOption = None,
     overrides: SetOption = None,
+    output: OutputOption = "",
 ) -> None:
     """
     Print the settings in effect as TOML, with the source of every key that was written somewhere.
@@ -67,21 +71,21 @@ def show(
 
     Example: shipper config show --set batch.max_events=500
     """
+    target = checked_target(output)
     written = read_written(Settings, config_path=config, environ=os.environ, overrides=overrides or ())
-    sys.stdout.write(effective_settings(settings_from(written, environ=os.environ), written))
+    write(effective_settings(settings_from(written, environ=os.environ), written).encode(), target, form="text")
 
 
-def schema() -> None:
+def schema(output: OutputOption = "") -> None:
     """
     Print a JSON Schema of the settings file, with which editors complete and check it.
 
-    Example: shipper config schema > shipper.schema.json
+    Example: shipper config schema -o shipper.schema.json
     """
-    with reader_may_leave():
-        print(json.dumps(json_schema(Settings), indent=2))
+    write(f"{json.dumps(json_schema(Settings), indent=2)}\n".encode(), checked_target(output), form="json")
 
 
-config_app = command_group("config", "Write and show settings.")
+config_app = App("config", "Write and show settings.")
 for command in (init, show, schema, examples):
     config_app.command()(command)
 

@@ -27,7 +27,7 @@ _DAYS: Final = 30
 _NEXT: Final = """
 Next, in two terminals:
 
-  shipper sandbox --write-config shipper.toml
+  shipper sandbox -o shipper.toml
   shipper sample > events.ndjson && shipper backfill events.ndjson
 
 Then `shipper status`, `shipper ledger`, `shipper report 1001 last-month`;
@@ -35,8 +35,8 @@ docs/sandbox.md goes on from there."""
 
 
 def demo(
-    events: Annotated[int, typer.Option(min=1, max=10_000_000, help="Number of events to ship.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same EventIds.")] = 1,
+    events: Annotated[int, typer.Option(min=1, max=10_000_000, metavar="N", help="Number of events to ship.")] = 10_000,
+    seed: Annotated[int, typer.Option(metavar="N", help="The same seed gives the same EventIds.")] = 1,
 ) -> None:
     """
     Ship sample events to a sandbox in this process, and show totals of the report that it makes of them.
@@ -71,8 +71,8 @@ def demo(
             out.writelines(sample_lines(events, seed=seed, end=today, days=_DAYS))
         say(
             1,
-            f"{events:,} invented records, {file.stat().st_size / 1e6:.1f} MB, and the service itself as a sandbox at "
-            f"{sandbox.base_url}",
+            f"{several(events, 'invented record')}, {file.stat().st_size / 1e6:.1f} MB, and the service itself as a "
+            f"sandbox at {sandbox.base_url}",
         )
         endpoint = {
             "base_url": sandbox.base_url,
@@ -100,15 +100,15 @@ def demo(
         say(
             3,
             f"Once more with the same file: {second.read:,} read, because the checkpoint is at its end; "
-            f"the sandbox has {stored:,} events",
+            f"the sandbox has {several(stored, 'event')}",
         )
         start, end = (today - timedelta(days=_DAYS)).date(), (today - timedelta(days=1)).date()
         fetched = run_async(lambda: fetch_report(settings, options.account_id, start, end))
         registered = int(added(REGISTRATIONS, _sources(fetched.report)).total or 0)
         say(
             4,
-            f"The affiliate daily report that the sandbox makes of them: {registered:,} registrations, and invented "
-            "figures beside them\n",
+            f"The affiliate daily report that the sandbox makes of them: {several(registered, 'registration')}, and "
+            "invented figures beside them\n",
         )
         console.print(_totals(fetched.report))
     is_whole = first.accepted == stored == registered == events and second.read == 0

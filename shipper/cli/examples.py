@@ -10,43 +10,44 @@ from typing import Annotated
 
 import typer
 
-from shipper.cli.common import in_columns, reader_may_leave, say
+from shipper.cli.common import in_columns, reader_may_leave, say, several
 from shipper.model.errors import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
 
 
 def examples(
-    write: Annotated[
-        Path | None, typer.Option("--write", metavar="DIR", help="Write them into this folder, below it as listed.")
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Write them into this folder, below it as listed."),
     ] = None,
 ) -> None:
     """
     List the examples: settings, systemd units, Kubernetes manifests, alert rules and others.
 
-    The head of each file says how to install it. Everybody can read what --write writes (mode 0644), as it contains no
+    The head of each file says how to install it. Everybody can read what it writes (mode 0644), as it contains no
     secrets. A file that is there with other content is never replaced: then nothing is written.
 
-    Example: shipper config examples --write shipper-examples
+    Example: shipper config examples -o shipper-examples
     """
     folder = _PACKAGE / "examples"
     if not folder.is_dir():
         folder = _PACKAGE.parent / "config"  # a clone
     files = {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-    if write is None:
+    if output is None:
         with reader_may_leave():
             print(in_columns([("EXAMPLE", "WHAT IT IS"), *((str(name), _about(data)) for name, data in files.items())]))
         return
     for name, data in files.items():
-        if os.path.lexists(write / name) and not _holds(write / name, data):
-            raise ConfigError("is there already, with other content; name another folder", source=str(write / name))
+        if os.path.lexists(output / name) and not _holds(output / name, data):
+            raise ConfigError("is there already, with other content; name another folder", source=str(output / name))
     umask = os.umask(0o022)
     try:
         for name, data in files.items():
-            _write(write / name, data)
+            _write(output / name, data)
     finally:
         os.umask(umask)
-    say(f"wrote {len(files)} files into {write}")
+    say(f"wrote {several(len(files), 'file')} into {output}")
 
 
 def _about(data: bytes) -> str:

@@ -12,8 +12,10 @@ import msgspec
 import typer
 
 from shipper.cli.common import (
+    OutputOption,
     SettingsOptions,
     confirm,
+    format_option,
     prepare,
     readable_state,
     reader_may_leave,
@@ -22,8 +24,8 @@ from shipper.cli.common import (
     several,
     with_settings_options,
 )
-from shipper.cli.report.options import EndArgument, OptionalStartArgument, OutputOption, days_between
-from shipper.cli.report.output import checked_target, printed, write
+from shipper.cli.report.options import EndArgument, OptionalStartArgument, days_between
+from shipper.cli.writing import checked_target, printed, write
 from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -51,12 +53,14 @@ def ledger(
         Literal["hour", "day", "month", "brand", "affiliate", "media"],
         typer.Option(
             "--by",
-            help="One line per hour, day or month and brand, affiliate and media; or per one of these three.",
+            metavar="WHAT",
+            help="hour, day or month: one line for each and brand, affiliate and media; brand, affiliate or media: "
+            "one line for each.",
         ),
     ] = "day",
     timezone: TimezoneOption = "UTC",
     form: Annotated[
-        Literal["table", "csv", "json", "ndjson", "xlsx"], typer.Option("--format", help="The output format.")
+        Literal["table", "csv", "json", "ndjson", "xlsx"], format_option("table, csv, json, ndjson or xlsx.")
     ] = "table",
     output: OutputOption = "",
     erase_affiliate: Annotated[
@@ -75,7 +79,7 @@ def ledger(
     Also shows skipped duplicates, and dead letters as far as their records can be read. Days are those of the records'
     Timestamps. An AffiliateID that is not an identifier is shown as a hash. Works with and without a running shipper.
 
-    Example: shipper ledger 2026-10 --timezone Europe/Malta --format csv > october.csv
+    Example: shipper ledger 2026-10 --by brand --format csv -o october.csv
     """
     from shipper.report.days import days_of_zone
     from shipper.report.exports import check_installed

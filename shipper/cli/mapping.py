@@ -10,16 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import replace
 
-from shipper.cli.common import (
-    SettingsOptions,
-    command_group,
-    open_input,
-    plain,
-    prepare,
-    reader_may_leave,
-    with_settings_options,
-)
+from shipper.cli.commands import App
+from shipper.cli.common import OutputOption, SettingsOptions, open_input, plain, prepare, with_settings_options
 from shipper.cli.config import toml_value
+from shipper.cli.writing import checked_target, write
 from shipper.config.mapping import FIELDS
 from shipper.model.errors import SourceError
 from shipper.model.printable import printable
@@ -39,7 +33,7 @@ _OPTIONAL = {
     "ConsumerState": "empty",
 }
 
-mapping_app = command_group("mapping", "Write a mapping for records with other names of fields.")
+mapping_app = App("mapping", "Write a mapping for records with other names of fields.")
 
 
 @mapping_app.callback()
@@ -51,6 +45,7 @@ def _group() -> None:
 @with_settings_options
 def suggest(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A file of your records.")],
+    output: OutputOption = "",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -62,6 +57,7 @@ def suggest(
 
     Example: shipper mapping suggest export.csv
     """
+    target = checked_target(output)
     settings = prepare(options)
     mapping = suggested(path, settings)
     if not mapping:
@@ -69,8 +65,7 @@ def suggest(
             f"{path}: no field has a name that is known; is the first row of CSV a header? The 13 fields are "
             f"{', '.join(FIELDS)}: see [records.mapping] in docs/records.md"
         )
-    with reader_may_leave():
-        print(plain(mapping), flush=True)
+    write(f"{plain(mapping)}\n".encode(), target)
 
 
 def suggested(path: Path, settings: Settings) -> str:

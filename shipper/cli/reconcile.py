@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from shipper.cli.common import SettingsOptions, prepare, readable_state, run_async, say, with_settings_options
+from shipper.cli.common import (
+    OutputOption,
+    SettingsOptions,
+    format_option,
+    prepare,
+    readable_state,
+    run_async,
+    say,
+    several,
+    with_settings_options,
+)
 from shipper.cli.ledger import TimezoneOption, first_complete_day, read_dead_letters, read_rows
 from shipper.cli.report.fetching import check, gather, print_failures
 from shipper.cli.report.keeping import opened_if_usable, read
@@ -22,16 +32,16 @@ from shipper.cli.report.options import (
     AllowPartialOption,
     ConcurrencyOption,
     EndArgument,
-    OutputOption,
     RequestRateOption,
     SplitOption,
     StartArgument,
     days_between,
 )
-from shipper.cli.report.output import check_partial, checked_target, printed, write
+from shipper.cli.report.output import check_partial
+from shipper.cli.writing import checked_target, printed, write
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError
-from shipper.status.units import iso
+from shipper.model.units import iso
 
 if TYPE_CHECKING:
     from shipper.report.document import FetchedReport
@@ -87,7 +97,7 @@ def reconcile(
             help="Alarm only if the platform took back more of a marketing source than this, such as -5%.",
         ),
     ] = "0%",
-    form: Annotated[Form, typer.Option("--format", help="The output format.")] = "table",
+    form: Annotated[Form, format_option("table, csv, json, html or xlsx.")] = "table",
     output: OutputOption = "",
     allow_partial: AllowPartialOption = False,
     everything: Annotated[
@@ -105,7 +115,7 @@ def reconcile(
     Exit codes: 0 agree or explained; 6 the same, but the platform took registrations back; 3 differences; 4 not yet
     judged, run it again later; 1 incomplete: something could not be compared.
 
-    Example: shipper reconcile 1001 2026-10-01 2026-10-31 --timezone Europe/Malta
+    Example: shipper reconcile 1001 2026-10 --timezone Europe/Malta
     """
     from shipper.report.days import days_of_zone
     from shipper.report.exports import check_installed
@@ -261,17 +271,19 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
     pending = sum(each.lag_bytes for each in overview.streams) + overview.spool.lag_bytes
     if pending:
         notes.append(
-            f"Pending: {pending:,} bytes of the inputs are not settled yet; what is in them is not in the ledger, "
+            f"Pending: {pending:,} B of the inputs are not settled yet; what is in them is not in the ledger, "
             "though the service may count some of it already."
         )
     if overview.unreachable_bytes:
-        notes.append(f"{overview.unreachable_bytes:,} bytes of inputs were gone before they were read.")
+        lost = several(overview.unreachable_bytes, "byte of inputs was gone", "bytes of inputs were gone")
+        notes.append(f"{lost} before they were read.")
     if letters.unattributed:
         notes.append(f"Unattributed dead letters: {letters.unattributed:,}; their day, brand or media cannot be read.")
     if totals_of(found.rows).surplus:
         unknown = overview.accepted - sum(row.accepted for row in read_ledger(settings.state.directory))
         if unknown > 0:
-            notes.append(f"{unknown:,} records were accepted before the ledger begins, and are not counted in it.")
+            accepted = several(unknown, "record was accepted", "records were accepted")
+            notes.append(f"{accepted} before the ledger begins; none of that is counted in it.")
     return notes
 
 

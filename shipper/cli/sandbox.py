@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -27,73 +29,188 @@ from shipper.system.files import replace_file
 if TYPE_CHECKING:
     from shipper.sandbox.faults import FaultScript
     from shipper.sandbox.server import Access
+    from shipper.sandbox.service import RequestEntry
 
 _DEFAULT: Final = SandboxOptions()
 _FIRST_LINE: Final = "# Written by `shipper sandbox`; it is written anew at every start."
 
 
+def _option(*spellings: str, metavar: str, text: str, panel: str = "", **bounds: Any) -> Any:
+    return typer.Option(*spellings, metavar=metavar, help=text, rich_help_panel=panel or None, **bounds)
+
+
+_ANSWERS: Final = "Answers"
+_LIMITS: Final = "Limits and waits"
+_ACCESS: Final = "Keys, tokens and clocks"
+_FAULTS: Final = "Faults"
+
+
 def sandbox(
-    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = _DEFAULT.host,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 = any free one.")] = _DEFAULT.port,
-    write_config: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a configuration for this sandbox (mode 0600).")
+    host: Annotated[str, _option("--host", metavar="ADDRESS", text="Loopback address to listen on.")] = _DEFAULT.host,
+    port: Annotated[
+        int, _option("--port", metavar="N", text="The port; 0 = any free one.", min=0, max=65535)
+    ] = _DEFAULT.port,
+    output: Annotated[
+        Path | None,
+        _option(
+            "--output",
+            "-o",
+            "--write-config",
+            metavar="FILE",
+            text="Write a configuration for this sandbox there (mode 0600).",
+        ),
     ] = None,
     store: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Keep the events in this file, not in memory.")
+        Path | None, _option("--store", metavar="FILE", text="Keep the events in this file, not in memory.")
     ] = None,
     blackhole: Annotated[
         bool, typer.Option("--blackhole", help="Count events; neither validate nor keep them.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log each request to stderr, on one line.")] = False,
     profile: Annotated[
-        Profile, typer.Option(help="document: the documented rules; strict: also what is publicly known.")
+        Profile,
+        _option(
+            "--profile",
+            metavar="NAME",
+            text="document: the documented rules; strict: also what is publicly known.",
+            panel=_ANSWERS,
+        ),
     ] = _DEFAULT.profile,
     rejection: Annotated[
-        Rejection, typer.Option(help="Effect of a bad event: partial: the others are accepted; whole: none is.")
+        Rejection,
+        _option(
+            "--rejection",
+            metavar="WHAT",
+            text="partial: a bad event is refused, the others are accepted; whole: all are refused.",
+            panel=_ANSWERS,
+        ),
     ] = _DEFAULT.rejection,
     answer: Annotated[
         AnswerShape,
-        typer.Option(help="counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207."),
+        _option(
+            "--answer",
+            metavar="FORM",
+            text="counts: 202; created: 201; empty: 200; no-content: 204; per-event: 207.",
+            panel=_ANSWERS,
+        ),
     ] = _DEFAULT.answer,
-    repeats: Annotated[Repeats, typer.Option(help="Effect of a repeated EventId.")] = _DEFAULT.repeats,
+    repeats: Annotated[
+        Repeats,
+        _option("--repeats", metavar="WHAT", text="ignore, reject or accept a repeated EventId.", panel=_ANSWERS),
+    ] = _DEFAULT.repeats,
     account_id: Annotated[
-        int, typer.Option(min=1, max=2**63 - 1, help="The affiliate account that has a report.")
+        int,
+        _option(
+            "--account-id",
+            metavar="N",
+            text="The affiliate account that has a report.",
+            panel=_ANSWERS,
+            min=1,
+            max=2**63 - 1,
+        ),
     ] = _DEFAULT.account_id,
     figures: Annotated[
-        Figures, typer.Option(help="Figures of the report besides registrations: received: zero; seeded: invented.")
+        Figures,
+        _option(
+            "--figures",
+            metavar="WHAT",
+            text="Figures of the report besides registrations: received: zero; seeded: invented.",
+            panel=_ANSWERS,
+        ),
     ] = _DEFAULT.figures,
-    seed: Annotated[int, typer.Option(help="For invented figures, jitter, and faults by chance.")] = _DEFAULT.seed,
-    subscription_key: Annotated[str, typer.Option(help="The primary key.")] = _DEFAULT.subscription_key,
-    secondary_key: Annotated[str, typer.Option(help="The secondary key.")] = _DEFAULT.secondary_key,
+    seed: Annotated[
+        int,
+        _option("--seed", metavar="N", text="For invented figures, jitter, and faults by chance.", panel=_ANSWERS),
+    ] = _DEFAULT.seed,
     rate_limit: Annotated[
-        str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 429 with Retry-After.")
+        str | None,
+        _option("--rate-limit", metavar="CALLS/SECONDS", text="Above it: 429 with Retry-After.", panel=_LIMITS),
     ] = None,
-    quota: Annotated[str | None, typer.Option(metavar="CALLS/SECONDS", help="Above it: 403 with Retry-After.")] = None,
-    retry_after: Annotated[RetryAfter, typer.Option(help="The form of Retry-After.")] = _DEFAULT.retry_after,
+    quota: Annotated[
+        str | None,
+        _option("--quota", metavar="CALLS/SECONDS", text="Above it: 403 with Retry-After.", panel=_LIMITS),
+    ] = None,
+    token_limit: Annotated[
+        str,
+        _option(
+            "--token-limit",
+            metavar="CALLS/SECONDS",
+            text="Calls to the token endpoint; above it: 429.",
+            panel=_LIMITS,
+        ),
+    ] = "/".join(map(str, _DEFAULT.token_limit)),
+    retry_after: Annotated[
+        RetryAfter,
+        _option("--retry-after", metavar="FORM", text="seconds or date: the form of Retry-After.", panel=_LIMITS),
+    ] = _DEFAULT.retry_after,
     max_body_bytes: Annotated[
-        int, typer.Option(min=1, help="Size limit of a body; above it: 413.")
+        int,
+        _option("--max-body-bytes", metavar="N", text="Size limit of a body; above it: 413.", panel=_LIMITS, min=1),
     ] = _DEFAULT.max_body_bytes,
     accept_gzip: Annotated[
-        bool, typer.Option("--accept-gzip", help="Accept gzip bodies instead of answering 415.")
+        bool,
+        typer.Option("--accept-gzip", help="Accept gzip bodies instead of answering 415.", rich_help_panel=_LIMITS),
     ] = False,
-    latency_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Wait before each answer.")] = 0.0,
-    jitter_seconds: Annotated[float, typer.Option(min=0, max=3600, help="Random addition to the wait.")] = 0.0,
+    latency_seconds: Annotated[
+        float,
+        _option("--latency-seconds", metavar="S", text="Wait before each answer.", panel=_LIMITS, min=0, max=3600),
+    ] = 0.0,
+    jitter_seconds: Annotated[
+        float,
+        _option("--jitter-seconds", metavar="S", text="Random addition to the wait.", panel=_LIMITS, min=0, max=3600),
+    ] = 0.0,
+    subscription_key: Annotated[
+        str, _option("--subscription-key", metavar="KEY", text="The primary key.", panel=_ACCESS)
+    ] = _DEFAULT.subscription_key,
+    secondary_key: Annotated[
+        str, _option("--secondary-key", metavar="KEY", text="The secondary key.", panel=_ACCESS)
+    ] = _DEFAULT.secondary_key,
     token_lifetime_seconds: Annotated[
-        int, typer.Option(min=1, max=10**9, help="Lifetime of the tokens of the token endpoint.")
+        int,
+        _option(
+            "--token-lifetime-seconds",
+            metavar="S",
+            text="Lifetime of the tokens of the token endpoint.",
+            panel=_ACCESS,
+            min=1,
+            max=10**9,
+        ),
     ] = _DEFAULT.token_lifetime_seconds,
     token_skew_seconds: Annotated[
-        float, typer.Option(min=-(10**9), max=10**9, help="How far the token endpoint's clock is ahead.")
+        float,
+        _option(
+            "--token-skew-seconds",
+            metavar="S",
+            text="How far the token endpoint's clock is ahead.",
+            panel=_ACCESS,
+            min=-(10**9),
+            max=10**9,
+        ),
     ] = 0.0,
-    token_limit: Annotated[
-        str, typer.Option(metavar="CALLS/SECONDS", help="Calls to the token endpoint; above it: 429.")
-    ] = "/".join(map(str, _DEFAULT.token_limit)),
     clock_offset_seconds: Annotated[
-        float, typer.Option(min=-(10**9), max=10**9, help="How far the service's clock is ahead of this machine's.")
+        float,
+        _option(
+            "--clock-offset-seconds",
+            metavar="S",
+            text="How far the service's clock is ahead of this machine's.",
+            panel=_ACCESS,
+            min=-(10**9),
+            max=10**9,
+        ),
     ] = 0.0,
-    faults: Annotated[Path | None, typer.Option(metavar="FILE", help="A fault script, TOML or (*.json) JSON.")] = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(metavar="RULE", help="One rule, such as 'reset every=7 when=after'.")
+    faults: Annotated[
+        Path | None, _option("--faults", metavar="FILE", text="A fault script, TOML or (*.json) JSON.", panel=_FAULTS)
     ] = None,
-    chaos: Annotated[float, typer.Option(min=0, max=1, help="Share of requests that fail in some way.")] = 0.0,
+    fault: Annotated[
+        list[str] | None,
+        _option("--fault", metavar="RULE", text="One rule, such as 'reset every=7 when=after'.", panel=_FAULTS),
+    ] = None,
+    chaos: Annotated[
+        float,
+        _option(
+            "--chaos", metavar="SHARE", text="Share of requests that fail in some way.", panel=_FAULTS, min=0, max=1
+        ),
+    ] = 0.0,
 ) -> None:
     """
     Run the service on this machine: no account is needed, and no data leaves the machine.
@@ -104,8 +221,8 @@ def sandbox(
     Example: a rehearsal, each line but the first in a second terminal:
 
     \b
-      shipper sandbox --write-config shipper.toml --figures seeded
-      shipper sample --count 100000 > events.ndjson
+      shipper sandbox -o shipper.toml --figures seeded
+      shipper sample --count 100000 -o events.ndjson
       shipper backfill events.ndjson
       shipper report 1001 $(date +%Y-%m-01) $(date +%F)
       curl -sS http://127.0.0.1:8080/_sandbox/counts
@@ -113,16 +230,15 @@ def sandbox(
     Faults: slow, limited, every 7th connection reset after its batch was stored, requests 5 to 9 unavailable:
 
     \b
-      shipper sandbox --write-config shipper.toml --latency-seconds 0.1 --jitter-seconds 0.2 \\
-        --rate-limit 100/10 --fault 'reset every=7 when=after' --fault 'status status=503 requests=5-9'
+      shipper sandbox -o shipper.toml --latency-seconds 0.1 --rate-limit 100/10 \\
+        --fault 'reset every=7 when=after' \\
+        --fault 'status status=503 requests=5-9'
 
     Effects of --fault: status, html, delay, hang, reset, truncate, drip, rotate_key, chance. When: requests, every,
     probability, times, operation (intake, report, token, any). At run time: PUT /_sandbox/faults.
 
     GET /_sandbox/ lists all controls.
     """
-    import time
-
     from shipper.sandbox.server import serve
 
     options = SandboxOptions(
@@ -154,14 +270,38 @@ def sandbox(
     script = _script(faults, fault or [], chaos, seed=seed)
 
     def announce(access: Access) -> None:
-        if write_config is not None:
-            _write_configuration(write_config, access)
-        print(_welcome(access, write_config, now_seconds=time.time() + clock_offset_seconds), flush=True)
+        if output is not None:
+            _write_configuration(output, access)
+        print(_welcome(access, output, now_seconds=time.time() + clock_offset_seconds), flush=True)
 
     async def run() -> None:
-        await serve(options, script, clock=time.time, announce=announce)
+        await serve(options, script, clock=time.time, announce=announce, observe=_logging() if verbose else None)
 
     run_async(run)
+
+
+def _logging() -> Callable[[RequestEntry], None]:
+    """Return what logs a request: no header, no body, and of the address only the path."""
+    import structlog
+
+    from shipper.status.logs import configure_logs
+
+    configure_logs("debug", "auto", now=time.monotonic)  # above debug, lines of one kind are left out
+    log = structlog.get_logger("sandbox")
+
+    def observe(entry: RequestEntry) -> None:
+        counts = {"events": entry.events, "duplicates": entry.duplicates, "rejected": entry.rejected}
+        log.debug(
+            "request",
+            method=entry.method,
+            path=entry.path,
+            status=entry.status,
+            **{name: value for name, value in counts.items() if value},
+            **({"fault": entry.fault} if entry.fault else {}),
+            seconds=entry.seconds,
+        )
+
+    return observe
 
 
 def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> FaultScript:
@@ -242,7 +382,7 @@ def _write_configuration(path: Path, access: Access) -> None:
         if path.exists() and not path.read_bytes().startswith(_FIRST_LINE.encode()):
             raise ConfigError(
                 "is there already and is not the sandbox's own; move it or name another file",
-                key="--write-config",
+                key="--output",
                 source=str(path),
             )
         # Not where the state of a shipper in earnest may be.
@@ -250,4 +390,4 @@ def _write_configuration(path: Path, access: Access) -> None:
         text = f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {state}\n"
         replace_file(path, text.encode())
     except OSError as error:
-        raise ConfigError(f"cannot be written: {error}", key="--write-config", source=str(path)) from error
+        raise ConfigError(f"cannot be written: {error}", key="--output", source=str(path)) from error

@@ -127,7 +127,7 @@ def pipe(
     Input is kept in the state directory until it is delivered; the next `shipper pipe` first delivers what an earlier
     one left.
 
-    Example: producer | shipper pipe --summary json
+    Example: producer | shipper pipe --format json
     """
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
@@ -161,12 +161,12 @@ def backfill(
     """
     Ship files to their end. A further run continues where the last one stopped.
 
-    Example: shipper backfill 'exports/*.ndjson' --summary json
+    Example: shipper backfill 'exports/*.ndjson' --format json
     """
     from shipper.sources.completion import put_back_unfinished
 
     if dry_run and summary == "json":
-        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
+        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --format json")
     settings = require_directory(prepare(options, needs=None if dry_run else "intake", rate=rate))
     check_listen_address(listen, key="--listen")
     if not dry_run:
@@ -214,7 +214,7 @@ def _rehearse(files: list[Path], settings: Settings) -> int:
     for path in files:
         chunks, offset, lines = chunks_of_file(path, settings, known)
         size = path.stat().st_size
-        what = f"from byte {offset:,} of {size:,}" if offset else f"{size:,} bytes"
+        what = f"from byte {offset:,} of {size:,}" if offset else several(size, "byte")
         print(f"{printable(shown(path))}: {what}")
         check.add(shown(path), chunks, lines_before=lines)
     print(f"\nNothing was sent or saved. {plain(check.in_words())}", flush=True)

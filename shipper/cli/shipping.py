@@ -12,9 +12,8 @@ from random import Random
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import msgspec
-import typer
 
-from shipper.cli.common import print_json, reader_may_leave, run_async, say, several
+from shipper.cli.common import format_option, print_json, reader_may_leave, run_async, say, several
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
 from shipper.model.printable import printable
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 SummaryForm = Literal["text", "json"]
 SummaryOption = Annotated[
-    SummaryForm, typer.Option("--summary", metavar="FORM", help="text (to stderr) or json (last line of stdout).")
+    SummaryForm, format_option("Of the summary: text (to stderr) or json (last line of stdout).", "--summary")
 ]
 
 _REDRAW_S = 0.2

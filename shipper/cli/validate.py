@@ -12,6 +12,7 @@ import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    format_option,
     plain,
     prepare,
     print_json,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @with_settings_options
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...|-", help="Files, globs or folders; - for stdin.")],
-    form: Annotated[Literal["text", "json"], typer.Option("--format", help="The output format.")] = "text",
+    form: Annotated[Literal["text", "json"], format_option("text or json.")] = "text",
     show_values: Annotated[bool, typer.Option("--show-values", help="Show values that break a rule.")] = False,
     *,
     options: SettingsOptions,

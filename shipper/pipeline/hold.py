@@ -17,6 +17,7 @@ from shipper.delivery.gate import FAIL_FAST_S
 from shipper.delivery.verdicts import Verdict
 from shipper.model.errors import HeldBackError
 from shipper.model.records import Stream, shown
+from shipper.model.units import several
 from shipper.pipeline.brake import Mistakes
 from shipper.pipeline.settlement import Settlement
 from shipper.status.live import Pause
@@ -111,8 +112,9 @@ class Hold:
         """Return the halt for an input that is refused almost entirely."""
         path = shown(stream.path)
         where = f"of {path}" if mistakes.is_of_one else f"of several inputs, the last of them {path},"
+        refused = several(mistakes.records, f"record {where} was", f"records in a row {where} were")
         message = (
-            f"{mistakes.records:,} records in a row {where} were refused by the rule {mistakes.rule} "
+            f"{refused} refused by the rule {mistakes.rule} "
             f"({MESSAGES[mistakes.rule]}), with no good one between; records.mistake_limit is "
             f"{self._settings.records.mistake_limit:,}"
         )
@@ -134,7 +136,7 @@ class Hold:
         if problem is None and self._skew.seconds <= self._settings.records.max_future_seconds:
             self._trusted_until = anyio.current_time() + _TRUST_S
             return None
-        message = f"{records:,} records seem to come from the future"
+        message = f"{several(records, 'record seems', 'records seem')} to come from the future"
         if problem is None:
             message += f", as this machine's clock is {self._skew.seconds:,.0f} s behind the service's"
             return Halt("clock", message, _SET_THE_CLOCK)

@@ -17,6 +17,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from shipper.model import wire
+from shipper.model.units import several
 from shipper.report.balances import Entries, check_balances
 from shipper.report.changes import diff, place
 from shipper.report.currencies import is_same_currency
@@ -154,7 +155,8 @@ def _check_sum(report: wire.DailyReport, earlier: wire.DailyReport) -> Iterator[
     is_same = report.last_check_sum == earlier.last_check_sum
     changes = [change for change in diff(earlier, report) if change.is_figure] if is_same else []
     if changes:
-        message = f"{len(changes)} fields differ from an earlier version with the same checksum"
+        differing = several(len(changes), "field differs", "fields differ")
+        message = f"{differing} from an earlier version with the same checksum"
         yield _warning("check_sum_tells_changes", message, where=changes[0].path)
 
 

@@ -43,6 +43,10 @@ def create_app(service: Service, control: Control) -> ASGIApp:
     async def token(request: Request, _: RequestEntry) -> Response:
         return await _grant(service, request)
 
+    async def not_found(request: Request, _: Exception) -> Response:
+        service.observe_unknown(request, NOT_FOUND.status)
+        return refusal_response(NOT_FOUND)
+
     controls = control.routes()
     app = Starlette(
         routes=[
@@ -52,7 +56,7 @@ def create_app(service: Service, control: Control) -> ASGIApp:
             Mount(PREFIX, HostGuard(Router(controls, redirect_slashes=False), advice=_WHO_CONTROLS)),
         ],
         # A gateway knows operations, not resources: a wrong method is as unknown as a wrong path.
-        exception_handlers={404: _not_found, 405: _not_found, ClientDisconnect: _nobody},
+        exception_handlers={404: not_found, 405: not_found, ClientDisconnect: _nobody},
     )
     app.router.redirect_slashes = False
     for route in (*app.routes, *controls):
@@ -97,6 +101,7 @@ class Operation:
             await connection.reset()
         finally:
             entry.seconds = round(anyio.current_time() - started, 6)
+            self._service.observe(entry)
 
     async def _end_at_stop(self, exchange: anyio.CancelScope) -> None:
         """Cancel an exchange that would delay the end of the sandbox."""
@@ -152,10 +157,6 @@ async def _grant(service: Service, request: Request) -> Response:
     response = json_response(answer.document, answer.status)
     response.headers.update(answer.headers)
     return response
-
-
-async def _not_found(_: Request, error: Exception) -> Response:
-    return refusal_response(NOT_FOUND)
 
 
 async def _nobody(_: Request, error: Exception) -> Response:

@@ -19,7 +19,7 @@ from shipper.sandbox.control import Control
 from shipper.sandbox.effects import TRANSPORT_EXTENSION
 from shipper.sandbox.faults import FaultScript
 from shipper.sandbox.options import Repeats, SandboxOptions
-from shipper.sandbox.service import Service
+from shipper.sandbox.service import RequestEntry, Service
 from shipper.sandbox.store import EventStore
 from shipper.system.serving import BoundedProtocol, Server, address_of, listen, running_in_thread
 
@@ -49,6 +49,7 @@ async def serve(
     *,
     clock: Callable[[], float],
     announce: Callable[[Access], None],
+    observe: Callable[[RequestEntry], None] | None = None,
 ) -> None:
     """
     Serve until SIGINT or SIGTERM; a second one does not wait for open connections.
@@ -58,11 +59,12 @@ async def serve(
         script: What goes wrong from the start.
         clock: Seconds since the epoch.
         announce: Called once, when connections are accepted and a signal would already be heeded.
+        observe: Called after each request but those to the controls.
     Raises:
         ConfigError: The host is not loopback, the port is in use, or the store cannot be opened.
     """
     with (
-        _prepared(options, script, clock) as (server, listener, access, _),
+        _prepared(options, script, clock, observe) as (server, listener, access, _),
         open_signal_receiver(SIGINT, SIGTERM) as signals,
     ):
         announce(access)
@@ -152,14 +154,17 @@ class _Protocol(BoundedProtocol):
 
 @contextmanager
 def _prepared(
-    options: SandboxOptions, script: FaultScript, clock: Callable[[], float]
+    options: SandboxOptions,
+    script: FaultScript,
+    clock: Callable[[], float],
+    observe: Callable[[RequestEntry], None] | None = None,
 ) -> Iterator[tuple[_Server, socket.socket, Access, EventStore]]:
     with (
         _listen(options.host, options.port) as listener,
         EventStore(options.store_path, counts_repeats=options.repeats is Repeats.ACCEPT) as store,
     ):
         base_url = address_of(listener)
-        service = Service(options, store, script, clock)
+        service = Service(options, store, script, clock, observe)
         server = _Server(
             create_app(service, Control(service, base_url=base_url)),
             service.stopping,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import date, timedelta
 from itertools import count
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 from msgspec import Struct, to_builtins
@@ -46,7 +46,7 @@ class RequestEntry(Struct, kw_only=True):
 
     number: int
     at: float
-    operation: Operation
+    operation: Operation | Literal[""]
     method: str
     path: str
     status: int = 0
@@ -68,13 +68,19 @@ class Service:
         store: Opened and closed by the caller.
         script: The faults at the start.
         machine_clock: Seconds since the epoch.
+        observe: Called after each request but those to the controls.
 
     Attributes:
         stopping: Set when the sandbox is to stop.
     """
 
     def __init__(
-        self, options: SandboxOptions, store: EventStore, script: FaultScript, machine_clock: Callable[[], float]
+        self,
+        options: SandboxOptions,
+        store: EventStore,
+        script: FaultScript,
+        machine_clock: Callable[[], float],
+        observe: Callable[[RequestEntry], None] | None = None,
     ) -> None:
         self.options = options
         self.store = store
@@ -83,6 +89,7 @@ class Service:
         self.tokens = TokenIssuer(options, clock=self.clock, rng=self.rng)
         self.gateway = Gateway(options, tokens=self.tokens, clock=self.clock)
         self.faults = FaultPlan(script)
+        self.observe = observe or (lambda entry: None)
         self.stopping = anyio.Event()
         self._source = wire.ReportSource(options.account_id, options.account_name, options.operator_name)
         self._forget()
@@ -97,16 +104,21 @@ class Service:
 
     def note(self, operation: Operation, request: Request) -> RequestEntry:
         """Enter a request in the log."""
-        entry = RequestEntry(
-            number=next(self._numbers),
-            at=self.clock(),
-            operation=operation,
-            method=request.method,
-            path=request.url.path,
-        )
+        entry = self._entry(operation, request, next(self._numbers))
         self.requests.append(entry)
         self.intake_requests += operation == "intake"
         return entry
+
+    def observe_unknown(self, request: Request, status: int) -> None:
+        """Show a request to no operation to the observer; it is not entered in the log."""
+        entry = self._entry("", request)
+        entry.status = status
+        self.observe(entry)
+
+    def _entry(self, operation: Operation | Literal[""], request: Request, number: int = 0) -> RequestEntry:
+        return RequestEntry(
+            number=number, at=self.clock(), operation=operation, method=request.method, path=request.url.path
+        )
 
     def reset(self) -> None:
         """Forget all that was received and count from the beginning; the fault script and the clock stay."""

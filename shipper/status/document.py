@@ -1,4 +1,4 @@
-"""A snapshot as JSON: what `GET /status` answers, and what `shipper status --json` prints."""
+"""A snapshot as JSON: what `GET /status` answers, and what `shipper status --format json` prints."""
 
 from __future__ import annotations
 

@@ -6,9 +6,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from shipper.model.units import moment, several, size, span
 from shipper.status.live import Live
 from shipper.status.snapshot import Snapshot
-from shipper.status.units import moment, several, size, span
 
 _STILL_S: Final = 60.0
 _FRESH_S: Final = 10.0

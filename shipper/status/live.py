@@ -12,7 +12,7 @@ from typing import Literal
 from msgspec import Struct
 
 from shipper.model.group import GroupState
-from shipper.status.units import several, size
+from shipper.model.units import several, size
 
 Phase = Literal["starting", "running", "draining", "stopped"]
 

@@ -6,8 +6,8 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from shipper.model.units import size
 from shipper.status.live import Live, Phase
-from shipper.status.units import size
 
 _WORDS_INTERVAL_S: Final = 10.0
 _STATES: Final[Mapping[Phase, str]] = {"running": "READY=1", "draining": "STOPPING=1", "stopped": "STOPPING=1"}

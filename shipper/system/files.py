@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def replace_file(path: Path, data: bytes) -> None:
+    """Write a file as `replacing_file` does."""
+    with replacing_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[BinaryIO]:
     """
-    Write a file that only its owner can read; a reader sees what was there before, or all of it.
+    Open a file for writing that only its owner can read; a reader sees what was there before, or all of it.
 
     Raises:
         OSError: It cannot be written.
@@ -18,7 +27,7 @@ def replace_file(path: Path, data: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # with mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

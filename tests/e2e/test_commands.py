@@ -11,13 +11,17 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from shipper.cli.app import command_line
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Service, Shipper, Target
+from tests.e2e.driver import SHIPPER, Service, Shipper, Target, changed
 from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.surroundings import unread_bytes
 
@@ -331,3 +335,75 @@ def test_a_variable_that_lacks_underscores_is_told_of(shipper: Shipper):
     for result in (shipper.run("check", env=variable).stdout, shipper.run("pipe", data=b"", env=variable).stderr):
         assert "SHIPPER_BATCH_MAX_EVENTS" in result
         assert "did you mean SHIPPER__BATCH__MAX_EVENTS?" in result
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_format_and_output_are_said_the_same_everywhere_and_older_spellings_still_work(
+    shipper: Shipper, sample: Sample
+):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(b"".join(sample.lines[:3]) + changed(sample.lines[3], IP="none") + b"{}\n")
+    for spelling in ("--format", "--summary"):
+        printed = json.loads(shipper.run("backfill", file, spelling, "json", check=False).stdout)
+        assert printed["dead_lettered"] == (2 if spelling == "--format" else 0), printed
+    for command in ("status", "check"):
+        new, old = (
+            json.loads(shipper.run(command, *options, check=False).stdout)
+            for options in (["--format", "json"], ["--json"])
+        )
+        assert new.keys() == old.keys(), command
+        refused = shipper.run(command, "--format", "csv", check=False)
+        assert (refused.returncode, "'--format'" in refused.stderr, "--json" in refused.stderr) == (2, True, False)
+
+    letters = shipper.run("dead-letters", "export").stdout
+    shipper.run("dead-letters", "export", "-o", "letters.ndjson")
+    assert (shipper.folder / "letters.ndjson").read_text() == letters != ""
+    assert (shipper.folder / "letters.ndjson").stat().st_mode & 0o777 == 0o600
+    for words in (["config", "schema"], ["config", "show"], ["sample", "-n", "3"], ["config", "init"]):
+        shipper.run(*words, "--output", "written", configured=words[1] == "show")
+        to_stdout = ["-o", "-"] if words[1] == "init" else []
+        printed = shipper.run(*words, *to_stdout, configured=words[1] == "show").stdout
+        assert (shipper.folder / "written").read_text() == printed != "", words
+        (shipper.folder / "written").unlink()
+    assert shipper.run("config", "init", "-", configured=False).stdout == printed
+    refused = shipper.run("sample", "-o", "absent/file", configured=False, check=False)
+    assert (refused.returncode, "there is no directory" in refused.stderr) == (2, True)
+    full = shipper.run("sample", "-o", "/dev/full", configured=False, check=False)
+    assert (full.returncode, full.stderr) == (1, "shipper: cannot write '/dev/full': No space left on device\n")
+
+
+@pytest.mark.usefixtures("ships_to_fake")
+def test_what_is_misspelt_names_the_nearest(shipper: Shipper, sample: Sample):
+    file = shipper.folder / "a.ndjson"
+    file.write_bytes(b"".join(changed(line, IP="none") for line in sample.lines[:2]))
+    assert shipper.backfill(file).counts() == (2, 0, 2, 0, 0)
+    (first, last) = (letter.id for letter in shipper.read_state().dead_letters)
+    for words, nearest in (
+        (["backfil"], "Did you mean 'backfill'?"),
+        (["dead-letters", "lst"], "Did you mean 'list'?"),
+        (["status", "--formt", "json"], "No such option: --formt. Did you mean --format?"),
+        (["dead-letters", "show", str(last + 7)], f"no dead letter {last + 7}; nearest: {last}; all: shipper dead-"),
+        (["dead-letters", "purge", "--yes", "0"], f"no dead letter 0; nearest: {first}; all: "),
+    ):
+        refused = shipper.run(*words, check=False)
+        assert (refused.returncode, nearest in refused.stderr) == (2, True), (words, refused.stderr)
+    listed = shipper.run("dead-letters", "list", "--reason", "ipp")
+    assert listed.stdout == "no dead letters match; did you mean --reason ip?\n"
+    shipper.run("dead-letters", "purge", "--yes", str(first))
+    assert "\n1 of 1 dead letter: ip 1\n" in shipper.run("dead-letters", "list", "-n", "5").stdout
+    rehearsed = shipper.run("dead-letters", "replay", "-n", "1", "--dry-run", "--set", "records.relax=ip", check=False)
+    assert rehearsed.stdout == "1 dead letter would be sent, 0 would fail again\n"
+
+
+def _commands(command: Any, *words: str) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, below in getattr(command, "commands", {}).items():
+        yield from _commands(below, *words, name)
+
+
+def test_help_of_every_command_fits_into_80_columns_with_nothing_cut_or_left_to_guess(shipper: Shipper):
+    for words in _commands(typer.main.get_command(command_line())):
+        shown = shipper.run(*words, "--help", configured=False, env={"COLUMNS": "80"}).stdout
+        assert max(map(len, shown.splitlines())) <= 80, (words, shown)
+        assert not re.search(r"[a-z ]\.\.\.\s", shown.partition("\n")[2]), (words, shown)
+        assert not re.search(r"<\w[\w ]*>|--json|--summary|--write-config|\d{9}", shown), (words, shown)

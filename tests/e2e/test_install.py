@@ -99,7 +99,7 @@ def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(
         return result.stdout
 
     assert re.fullmatch(rf"shipper {re.escape(__version__)} \((native|pure)\)\n", said("--version"))
-    said("config", "examples", "--write", "examples")
+    said("config", "examples", "--output", "examples")
     assert files_in(tmp_path / "examples") == EXAMPLES
     assert "intake.token" in said("check", "--config", "examples/csv-export.toml")
     assert (environment / "share/man/man1/shipper.1").is_file()
@@ -118,7 +118,7 @@ def test_examples_are_written_for_everybody_to_read_and_replace_nothing(shipper:
     folder = tmp_path / "deep" / "er"
 
     def write() -> tuple[int, str]:
-        result = shipper.run("config", "examples", "--write", folder, configured=False, check=False)
+        result = shipper.run("config", "examples", "--output", folder, configured=False, check=False)
         return result.returncode, result.stderr
 
     assert write() == (0, f"wrote {len(EXAMPLES)} files into {folder}\n")

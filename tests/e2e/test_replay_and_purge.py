@@ -82,7 +82,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     assert rehearsal.returncode == 3
     assert "20 dead letters would be sent, 2 would fail again" in rehearsal.stdout
     assert "dead letter 21: " in rehearsal.stdout
-    assert "1 dead letters were too long to be kept whole" in rehearsal.stderr
+    assert "1 dead letter was too long to be kept whole" in rehearsal.stderr
     assert service.counts()["requests"] == 0
 
     some = ("--path", "*/b.ndjson", "--reason", "status", "--limit", "3")
@@ -95,7 +95,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     result = letters(shipper, "replay")
     assert result.returncode == 3
     assert "17 accepted" in result.stderr
-    assert "1 dead letters were too long to be kept whole" in result.stderr
+    assert "1 dead letter was too long to be kept whole" in result.stderr
     service.assert_holds_exactly(sample.ids[:20])
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (23, 20, 3, 0)
@@ -108,7 +108,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
 
     exported = letters(shipper, "export", "--reason", "oversized")
     assert (exported.returncode, exported.stdout) == (0, "")
-    assert "1 dead letters were too long to be kept whole" in exported.stderr
+    assert "1 dead letter was too long to be kept whole" in exported.stderr
     shown = letters(shipper, "show", "23").stdout
     assert "dead letter 23" in shown
     assert "3,000,0" not in shown

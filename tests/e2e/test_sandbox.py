@@ -23,7 +23,7 @@ from shipper.model import wire
 from shipper.model.errors import ShipperError
 from tests.conftest import SEED
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Running, Service, Shipper, Target
+from tests.e2e.driver import Running, Service, Shipper, Target, changed
 
 KILLS = 6
 BATCH = 50
@@ -74,6 +74,24 @@ def sandbox(shipper: Shipper, *flags: str | Path) -> Iterator[Sandbox]:
 
 def body(lines: list[bytes]) -> bytes:
     return wire.BODY_HEAD + b",".join(line.rstrip() for line in lines) + wire.BODY_TAIL
+
+
+def test_verbose_logs_each_request_on_a_line_and_never_a_key_a_token_or_a_record(shipper: Shipper, sample: Sample):
+    with sandbox(shipper, "-v") as service:
+        good, bad = sample.lines[:2], changed(sample.lines[2], IP="none")
+        assert service.post([*good, bad]).status_code == 202
+        with service.client() as client:
+            client.post("/elsewhere?key=secret", content=b"x")
+            client.headers["Authorization"] = "Bearer wrong"
+            assert client.post(wire.INTAKE_PATH, content=b"x").status_code == 401
+        assert service.ask("counts")["requests"] == 2
+        service.running.wait_until(lambda: service.running.stderr.count('"request"') >= 3, "three lines")
+        text = service.running.stderr
+        lines = [json.loads(line) for line in text.splitlines()]
+        wanted = [(wire.INTAKE_PATH, 202, 3, 1), ("/elsewhere", 404, None, None), (wire.INTAKE_PATH, 401, None, None)]
+        assert [tuple(map(line.get, ("path", "status", "events", "rejected"))) for line in lines] == wanted, text
+        for secret in ("secret", "wrong", service.target.token, service.target.subscription_key, sample.ids[0]):
+            assert secret not in text
 
 
 def test_every_batch_that_was_answered_survives_a_kill(shipper: Shipper, sample: Sample):

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from shipper.model.units import size
 from shipper.state.directory import locked_directory
-from shipper.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, SHIPPER, Running, Service, Shipper
 from tests.e2e.files import Tail

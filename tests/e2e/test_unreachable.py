@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 
 from shipper.config.settings import load_settings
+from shipper.model.units import size
 from shipper.status.document import document
 from shipper.status.snapshot import take_snapshot
-from shipper.status.units import size
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, Shipper
 from tests.e2e.fake_service import HANG, OK, FakeService

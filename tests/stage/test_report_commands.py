@@ -734,7 +734,7 @@ def test_checksum_that_hides_a_restatement_is_told(told: Reporter, origin: Repor
     origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
     result = told("fetch", "1001", *OCTOBER, "--strict")
     assert result.returncode == 3
-    assert "1 fields differ from an earlier version with the same checksum" in result.stderr
+    assert "1 field differs from an earlier version with the same checksum" in result.stderr
 
 
 # Watching

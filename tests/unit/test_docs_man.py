@@ -10,6 +10,7 @@ from typing import Any
 import typer
 
 from shipper.cli.app import command_line
+from shipper.cli.commands import help_record
 from shipper.config.load import USUAL_FILES
 from shipper.model.version import __version__
 from tests.tools import run, tool
@@ -60,13 +61,13 @@ def commands(command: Any, name: str) -> Iterator[str]:
         usage = " ".join([f"`{name}`", *command.collect_usage_pieces(context)])
         yield from (f".SS {name}", roff(usage), *paragraphs(command.help))
         own = [parameter for parameter in command.params if parameter.name not in COMMON]
-        yield from described(parameter.get_help_record(context) for parameter in own)
+        yield from described(help_record(parameter, context) for parameter in own)
 
 
 def common_options(command: Any) -> Iterator[str]:
     (run,) = (inner for name, inner in command.commands.items() if name == "run")
     context = type(run).context_class(run)
-    yield from described(parameter.get_help_record(context) for parameter in run.params if parameter.name in COMMON)
+    yield from described(help_record(parameter, context) for parameter in run.params if parameter.name in COMMON)
     yield from described([("-h, --help", "Show the help of a command.")])
 
 
@@ -83,7 +84,7 @@ def page() -> str:
     files = [(str(path), "The settings, unless `--config` or `SHIPPER_CONFIG` names a file.") for path in USUAL_FILES]
     variables = [
         ("SHIPPER_CONFIG", "The settings file."),
-        ("SHIPPER__SECTION__KEY", "A setting; overrides the file. Every key: `shipper config init -`."),
+        ("SHIPPER__SECTION__KEY", "A setting; overrides the file. Every key: `shipper config init -o -`."),
         ("SHIPPER_NATIVE=0", "Do without the native part."),
     ]
     lines = [
@@ -96,7 +97,7 @@ def page() -> str:
         ".SH DESCRIPTION",
         *paragraphs(f"{introduction}\n\n{promise}"),
         ".SH OPTIONS",
-        *described(parameter.get_help_record(context) for parameter in command.params),
+        *described(help_record(parameter, context) for parameter in command.params),
         ".SH OPTIONS OF COMMANDS",
         "Every command that reads settings or logs has some of these:",
         *common_options(command),
@@ -125,7 +126,7 @@ def test_man_shows_every_command_and_option_and_finds_no_fault_in_the_page():
     text = re.sub(r".\x08", "", result.stdout)
     words = list(words_of(typer.main.get_command(command_line()), "shipper"))
     assert [word for word in words if word not in text] == []
-    assert "'exports/*.ndjson' --summary json" in text, "can be copied"
+    assert "'exports/*.ndjson' --format json" in text, "can be copied"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def words_of(command: Any, name: str) -> Iterator[str]:
     if name != "shipper report show":  # typed as `shipper report`
         yield name
     for parameter in command.params:
-        yield from (option for option in parameter.opts if option.startswith("--"))
+        yield from (option for option in parameter.opts if option.startswith("--") and not parameter.hidden)
     for each, below in getattr(command, "commands", {}).items():
         yield from words_of(below, f"{name} {each}")
 

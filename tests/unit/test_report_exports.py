@@ -18,8 +18,8 @@ from zipfile import ZipFile
 
 import pytest
 
-from shipper.cli.report.output import write
-from shipper.model.errors import ReportError
+from shipper.cli.writing import write
+from shipper.model.errors import ReportError, ShipperError
 from shipper.report.exports import DELIMITERS, to_csv, to_ndjson, to_parquet, to_xlsx
 from shipper.report.rows import Column, FlatTable, account_table, source_table
 from tests.report_documents import HOSTILE_NAMES, brand, entry, fetched, hostile, months, pair, report
@@ -392,7 +392,7 @@ def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(ReportError, match=r"cannot write '.*report.csv': No space left on device"):
+    with pytest.raises(ShipperError, match=r"cannot write '.*report.csv': No space left on device"):
         write(b"after", path)
     assert len(seen[0]) == 2
     assert path.read_bytes() == b"before"
@@ -400,9 +400,9 @@ def test_file_that_could_not_be_completed_leaves_what_was_there(tmp_path: Path, 
 
 
 def test_file_in_a_place_that_is_not_there_is_an_error(tmp_path: Path):
-    with pytest.raises(ReportError, match="No such file or directory"):
+    with pytest.raises(ShipperError, match="No such file or directory"):
         write(b"", tmp_path / "absent" / "report.csv")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(ReportError, match="Is a directory"):
+    with pytest.raises(ShipperError, match="Is a directory"):
         write(b"", tmp_path / "folder")
     assert os.listdir(tmp_path) == ["folder"]

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from shipper.cli.status.rendering import compact, figures, headline, remains, report, stream_lines, stream_table
 from shipper.cli.status.watching import view
+from shipper.model.units import iso, moment, size, span
 from shipper.status.live import Live, Pause
 from shipper.status.overview import Overview, SpoolState, StreamState, UnreachableInput
 from shipper.status.snapshot import Snapshot
-from shipper.status.units import iso, moment, size, span
 from tests.cases import each
 
 NOW = 1_792_504_800.0  # 2026-10-20T14:00:00Z

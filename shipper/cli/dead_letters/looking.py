@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
 
 from shipper.cli.common import (
+    OutputOption,
     SettingsOptions,
+    format_option,
     in_columns,
     plain,
     prepare,
@@ -17,6 +20,7 @@ from shipper.cli.common import (
     readable_state,
     reader_may_leave,
     say,
+    several,
     with_settings_options,
 )
 from shipper.cli.dead_letters.selecting import (
@@ -25,13 +29,15 @@ from shipper.cli.dead_letters.selecting import (
     ReasonOption,
     SinceOption,
     by_rule,
+    no_such_letters,
     none_found,
     opened,
     selection_of,
     warn_of_cut_letters,
 )
+from shipper.cli.writing import checked_target, opened_target
 from shipper.model.printable import printable
-from shipper.status.units import iso
+from shipper.model.units import iso
 
 if TYPE_CHECKING:
     from shipper.state.letters import DeadLetter
@@ -43,10 +49,10 @@ def show_list(
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Show at most N.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, metavar="N", help="Show at most N.")] = 20,
     form: Annotated[
         Literal["text", "json"],
-        typer.Option("--format", metavar="FORM", help="text, or json: one object per line, without the record."),
+        format_option("text, or json: one object per line, without the record."),
     ] = "text",
     *,
     options: SettingsOptions,
@@ -61,15 +67,16 @@ def show_list(
     with opened(settings) as letters:
         counts = letters.count_by_rule(selection) if letters else {}
         found = letters.newest(selection, limit) if letters else []
+        reasons = letters.count_by_rule(selection_of()) if letters and not found else {}
     with reader_may_leave():
         if form == "json":
             for letter in found:
                 print_json(msgspec.json.encode(_document(letter)))
         elif counts:
             print(_table(found))
-            print(f"\n{len(found):,} of {sum(counts.values()):,} dead letters: {by_rule(counts)}")
+            print(f"\n{len(found):,} of {several(sum(counts.values()), 'dead letter')}: {by_rule(counts)}")
         else:
-            print(none_found(selection))
+            print(none_found(selection, reasons))
         sys.stdout.flush()
 
 
@@ -86,17 +93,19 @@ def show(
     """
     settings = readable_state(prepare(options))
     missing = []
+    known: Sequence[int] = ()
     with opened(settings) as letters, reader_may_leave():
         for letter_id in ids:
             letter = letters.get(letter_id) if letters else None
             content = letters.content(letter_id) if letters else None
             if letter is None or content is None:
-                missing.append(str(letter_id))
+                missing.append(letter_id)
             else:
                 print(_in_full(letter, *content))
         sys.stdout.flush()
+        known = letters.ids(selection_of()) if letters and missing else ()
     if missing:
-        raise typer.BadParameter(f"no dead letter {', '.join(missing)}; there are: shipper dead-letters list")
+        raise no_such_letters(missing, known)
 
 
 @with_settings_options
@@ -105,32 +114,33 @@ def export(
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = None,
+    output: OutputOption = "",
     *,
     options: SettingsOptions,
 ) -> None:
     """
-    Write the records to standard output as they were read, one per line, oldest first; CSV rows with their header.
-    Works while a shipper runs.
+    Write the records as they were read, one per line, oldest first; CSV rows with their header. Works while a shipper
+    runs.
 
-    Example: shipper dead-letters export --reason ip > ip.ndjson
+    Example: shipper dead-letters export --reason ip -o ip.ndjson
     """
     selection = selection_of(reason, since, path, delivery)
     whole = msgspec.structs.replace(selection, is_whole=True)
+    target = checked_target(output)
     settings = readable_state(prepare(options))
     with opened(settings) as letters:
         if letters is None:
             say(none_found(selection))
             return
         header = _common_header(letters.forms(whole))
-        with reader_may_leave():
-            sys.stdout.buffer.write(header)
+        with opened_target(target) as out:
+            out.write(header)
             for letter_id in letters.ids(whole):
                 content = letters.content(letter_id)
                 if content is not None:
                     # Within quotes, CSV may have newlines; of JSON, only what is broken.
                     record = content.raw if header else content.raw.replace(b"\n", b" ")
-                    sys.stdout.buffer.write(record + b"\n")
-            sys.stdout.buffer.flush()
+                    out.write(record + b"\n")
         warn_of_cut_letters(letters, selection)
 
 
@@ -193,7 +203,7 @@ def _in_full(letter: DeadLetter, header: bytes, raw: bytes) -> str:
         facts["header"] = _text(header)
     lines = [f"dead letter {letter.id}", *(f"  {name + ':':<14} {_indented(value)}" for name, value in facts.items())]
     record = _text(raw) if raw else "(not kept: it was too long to be read; its position is above)"
-    size = f"{len(raw):,} bytes"
+    size = several(len(raw), "byte")
     if letter.whole_bytes:
         size = f"cut: its first {len(raw):,} of {letter.whole_bytes:,} bytes; it cannot be sent"
     return "\n".join([*lines, f"  {'record:':<14} {size}", record, ""])

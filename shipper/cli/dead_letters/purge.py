@@ -23,6 +23,7 @@ from shipper.cli.dead_letters.selecting import (
     ReasonOption,
     SinceOption,
     by_rule,
+    no_such_letters,
     none_found,
     opened,
     selection_of,
@@ -105,8 +106,7 @@ def _purge(settings: Settings, selection: Selection, named: list[int], *, yes: b
         ids = letters.ids(selection) if letters else []
         if named:
             if missing := sorted(set(named).difference(ids)):
-                words = ", ".join(map(str, missing))
-                raise typer.BadParameter(f"no dead letter {words}; there are: shipper dead-letters list")
+                raise no_such_letters(missing, ids)
             ids = sorted(set(named))
         counts = letters.count_by_rule(selection) if letters and not named else {}
     if not ids:

@@ -11,7 +11,15 @@ from uuid import uuid4
 import typer
 from msgspec.structs import replace as replaced
 
-from shipper.cli.common import RateOption, SettingsOptions, copied_state, prepare, readable_state, with_settings_options
+from shipper.cli.common import (
+    RateOption,
+    SettingsOptions,
+    copied_state,
+    prepare,
+    readable_state,
+    several,
+    with_settings_options,
+)
 from shipper.cli.dead_letters.selecting import (
     DeliveryOption,
     PathOption,
@@ -39,7 +47,7 @@ def replay(
     since: SinceOption = "",
     path: PathOption = "",
     delivery: DeliveryOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Send at most N.")] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="Send at most N.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent and what would fail.")] = False,
     summary: SummaryOption = "text",
     rate: RateOption = None,
@@ -52,10 +60,10 @@ def replay(
     What fails again stays, with its new reason. A further run, also after a crash, continues with the rest. All of them
     are sent, even several with one EventId: the later one may be the corrected one.
 
-    Example: shipper dead-letters replay --reason ip --set 'records.relax=["ip"]'
+    Example: shipper dead-letters replay --reason ip --set records.relax=ip
     """
     if dry_run and summary == "json":
-        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --summary json")
+        raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --format json")
     selection = selection_of(reason, since, path, delivery)
     settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     if dry_run:
@@ -119,7 +127,7 @@ def _rehearse(settings: Settings, selection: Selection, limit: int | None) -> in
             sent = _judge(settings, letters, ids, failed)
             is_some_left = warn_of_cut_letters(letters, selection)
     count = sum(map(len, failed.values()))
-    print(f"{sent:,} dead letters would be sent, {count:,} would fail again")
+    print(f"{several(sent, 'dead letter')} would be sent, {count:,} would fail again")
     for rule, examples in sorted(failed.items()):
         print(f"\n{rule}: {len(examples):,}")
         print("\n".join(f"  {example}" for example in examples[:_EXAMPLES_PER_RULE]))

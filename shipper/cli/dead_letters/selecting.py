@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from shipper.cli.common import parsed_time, say
+from shipper.cli.common import parsed_time, say, several
 from shipper.config.settings import Settings
 from shipper.model.records import DeliveryClass
 
@@ -73,9 +74,21 @@ def opened(settings: Settings) -> Iterator[Letters | None]:
             letters.close()
 
 
-def none_found(selection: Selection) -> str:
-    """Return the sentence for an empty selection."""
-    return "no dead letters" if selection == selection_of() else "no dead letters match"
+def none_found(selection: Selection, reasons: Collection[str] = ()) -> str:
+    """Return the sentence for an empty selection; `reasons` are those of all dead letters."""
+    if selection == selection_of():
+        return "no dead letters"
+    meant = get_close_matches(selection.rule, reasons, n=1) if selection.rule not in reasons else []
+    return f"no dead letters match{f'; did you mean --reason {meant[0]}?' if meant else ''}"
+
+
+def no_such_letters(ids: Sequence[int], known: Sequence[int]) -> typer.BadParameter:
+    """Return the error for IDs that no dead letter has, with the nearest of the known ones."""
+    nearest = sorted({min(known, key=lambda each: abs(each - one)) for one in ids}) if known else []
+    others = (
+        f"; nearest: {', '.join(map(str, nearest))}; all: shipper dead-letters list" if nearest else "; there are none"
+    )
+    return typer.BadParameter(f"no dead letter {', '.join(map(str, ids))}{others}")
 
 
 def by_rule(counts: Mapping[str, int]) -> str:
@@ -87,8 +100,9 @@ def warn_of_cut_letters(letters: Letters, selection: Selection) -> bool:
     """Print how many letters have only a part of their record, or its position; return whether there are any."""
     count = sum(letters.count_by_rule(msgspec.structs.replace(selection, is_whole=False)).values())
     if count:
+        letters_were = several(count, "dead letter was", "dead letters were")
         say(
-            f"{count:,} dead letters were too long to be kept whole: only the beginning of the record or its position "
-            "is known, so they cannot be sent or exported; see: list --reason oversized"
+            f"{letters_were} too long to be kept whole: only the beginning of the record or its position is known, so "
+            "it cannot be sent or exported; see: list --reason oversized"
         )
     return count > 0

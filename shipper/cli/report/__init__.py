@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import typer
 from typer.core import TyperGroup
 
+from shipper.cli.commands import App
 from shipper.cli.report.fetching import fetch_report
 from shipper.cli.report.show import show
 from shipper.cli.report.versions import diff, fetch, history
@@ -26,9 +26,7 @@ class _ReportGroup(TyperGroup):
         return self.commands[_PLAIN].make_context(info_name, args, parent, **extra)
 
 
-report_app = typer.Typer(
-    name="report", help="Fetch the affiliate daily report and show it.", cls=_ReportGroup, rich_markup_mode=None
-)
+report_app = App("report", "Fetch the affiliate daily report and show it.", _ReportGroup)
 report_app.command(_PLAIN)(show)
 for command in (fetch, history, diff, watch):
     report_app.command()(command)

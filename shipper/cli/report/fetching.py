@@ -12,7 +12,7 @@ from decimal import Decimal
 from random import Random
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from shipper.cli.common import say
+from shipper.cli.common import say, several
 from shipper.config.settings import Settings, require_endpoint
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def print_failures(outcome: Outcome[T]) -> bool:
     for _, error in outcome.failed:
         say(f"shipper: {error}")
     if outcome.left_out:
-        say(f"shipper: {len(outcome.left_out):,} further reports were not requested")
+        say(f"shipper: {several(len(outcome.left_out), 'further report was', 'further reports were')} not requested")
     return bool(outcome.failed or outcome.left_out)
 
 
@@ -171,7 +171,7 @@ def print_findings(findings: Sequence[FoundText], *, is_full: bool) -> bool:
             say(f"{told.finding.severity}: {told.text}")
     for check, count in times.items():
         if not is_full and count > _SHOWN_PER_CHECK:
-            say(f"{count - _SHOWN_PER_CHECK:,} more findings of {check}; --checks shows all")
+            say(f"{several(count - _SHOWN_PER_CHECK, 'more finding')} of {check}; --checks shows all")
     return any(told.finding.severity in {"error", "warning"} for told in findings)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from shipper.cli.common import say
 from shipper.config.settings import Settings
 from shipper.model.errors import ShipperError
-from shipper.status.units import iso
+from shipper.model.units import iso, several
 
 if TYPE_CHECKING:
     from shipper.model import wire
@@ -134,4 +134,4 @@ def differing(changes: tuple[Change, ...]) -> str:
     """Return how many documented fields differ, in words."""
     if not changes:
         return "only undocumented fields differ"
-    return f"{len(changes):,} fields differ" if len(changes) > 1 else "1 field differs"
+    return several(len(changes), "field differs", "fields differ")

@@ -55,7 +55,11 @@ AccountsFileOption = Annotated[
 ]
 SplitOption = Annotated[
     Literal["month", "day", "none"],
-    typer.Option("--split", help="One report per month (as some services ask for) or day, or none: one of all days."),
+    typer.Option(
+        "--split",
+        metavar="PERIOD",
+        help="month or day: one report for each (some services refuse longer ones); none: one of all days.",
+    ),
 ]
 ConcurrencyOption = Annotated[
     int, typer.Option("--concurrency", min=1, max=_CONCURRENCY_MAX, metavar="N", help="Maximum requests in flight.")
@@ -63,7 +67,6 @@ ConcurrencyOption = Annotated[
 RequestRateOption = Annotated[
     float, typer.Option("--rate", min=0, metavar="N", help="Maximum requests per second; 0 = no limit.")
 ]
-OutputOption = Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The file to write; - for stdout.")]
 AllowPartialOption = Annotated[
     bool, typer.Option("--allow-partial", help="Replace the file of --output even if a report could not be fetched.")
 ]

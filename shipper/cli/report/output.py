@@ -1,13 +1,10 @@
-"""The output formats of reports, and where reports are written to."""
+"""The output formats of reports."""
 
 from __future__ import annotations
 
 import io
-import os
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
@@ -15,43 +12,17 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import msgspec
 import typer
 
-from shipper.cli.common import plain, reader_may_leave
+from shipper.cli.writing import is_special
 from shipper.model.errors import ReportError
-from shipper.model.printable import printable_json
-from shipper.status.units import iso
-from shipper.system.files import replace_file
+from shipper.model.units import iso
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from shipper.report.document import FetchedReport
     from shipper.report.fetching import Coverage
     from shipper.report.rows import Fetched
 
 Form = Literal["table", "json", "ndjson", "csv", "parquet", "xlsx", "html"]
-_BINARY: Final = {"parquet", "xlsx"}
 _DELIMITER_NAMES: Final = {"tab": "\t", r"\t": "\t"}
-
-
-def checked_target(output: str, form: Form) -> Path | None:
-    """
-    Check where to write before anything is fetched.
-
-    Returns:
-        The file; None for stdout.
-    Raises:
-        typer.BadParameter: Nothing can be written there.
-    """
-    if output in {"", "-"}:
-        if form in _BINARY and (not output or sys.stdout.isatty()):
-            raise typer.BadParameter(f"{form} is not for a terminal; name a file", param_hint="--output")
-        return None
-    path = Path(output)
-    if path.is_dir():
-        raise typer.BadParameter(f"{output!r} is a directory; name a file", param_hint="--output")
-    if not (folder := Path(os.path.realpath(path)).parent).is_dir():
-        raise typer.BadParameter(f"there is no directory {str(folder)!r}", param_hint="--output")
-    return path
 
 
 def check_partial(target: Path | None, *, is_partial: bool, is_allowed: bool) -> None:
@@ -61,7 +32,7 @@ def check_partial(target: Path | None, *, is_partial: bool, is_allowed: bool) ->
     Raises:
         ReportError: It would.
     """
-    if is_partial and not is_allowed and target is not None and target.exists() and not _is_special(target):
+    if is_partial and not is_allowed and target is not None and target.exists() and not is_special(target):
         raise ReportError(
             f"{str(target)!r} is left as it was, as not every report could be fetched; to replace it with "
             "those that could, give --allow-partial"
@@ -179,64 +150,3 @@ def _table(fetched: Sequence[Fetched], target: Path | None, coverage: Coverage) 
     has_colors = target is None and screen.is_terminal
     render_tables(fetched, Console(file=text, width=screen.width, force_terminal=has_colors), coverage)
     return text.getvalue().encode(screen.encoding if target is None else "utf-8", "replace")
-
-
-def printed(show: Callable[[Console], None], target: Path | None) -> bytes:
-    """Return what is printed to a console: to the terminal's, or, for a file, to one of 120 columns."""
-    from rich.console import Console
-
-    console = Console() if target is None else Console(file=io.StringIO(), width=120)
-    with console.capture() as captured:
-        show(console)
-    return captured.get().encode(console.encoding, "replace")
-
-
-def write(data: bytes, target: Path | None, *, form: str = "table") -> None:
-    """
-    Write to stdout, or the file as a whole: under its name stands the old one or the new one, never a part.
-
-    A link is followed. What is no file of a disk, such as a named pipe, is written into.
-
-    Args:
-        form: What is for programs reaches a terminal without what it would obey; a table has colours.
-    Raises:
-        ReportError: It cannot be written.
-    """
-    if target is None:
-        if form != "table" and sys.stdout.isatty():
-            text = data.decode().replace("\r\n", "\n")
-            data = (plain(text) if form == "csv" else printable_json(text)).encode()
-        try:
-            with reader_may_leave():
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-        except OSError as error:
-            # The interpreter flushes once more at its end: into nothing.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise ReportError(f"cannot write to standard output: {error.strerror}") from error
-        return
-    try:
-        if _is_special(target):
-            with target.open("wb") as file:
-                file.write(data)
-        else:
-            replace_file(Path(os.path.realpath(target)), data)
-    except OSError as error:
-        raise ReportError(f"cannot write {str(target)!r}: {error.strerror}") from error
-
-
-def write_lines(lines: Iterable[str]) -> None:
-    """
-    Write lines to stdout, at once.
-
-    Raises:
-        ReportError: They cannot be written.
-    """
-    write("".join(f"{line}\n" for line in lines).encode(sys.stdout.encoding, "replace"), None)
-
-
-def _is_special(path: Path) -> bool:
-    try:
-        return not stat.S_ISREG(path.stat().st_mode) or Path("/dev") in path.parents
-    except OSError:
-        return False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from shipper.cli.common import SettingsOptions, prepare, run_async, with_settings_options
+from shipper.cli.common import OutputOption, SettingsOptions, format_option, prepare, run_async, with_settings_options
 from shipper.cli.report.fetching import (
     Checked,
     all_findings,
@@ -25,7 +25,6 @@ from shipper.cli.report.options import (
     AllowPartialOption,
     ChecksOption,
     ConcurrencyOption,
-    OutputOption,
     RequestRateOption,
     SplitOption,
     StrictOption,
@@ -34,7 +33,8 @@ from shipper.cli.report.options import (
     selected,
     tolerance_of,
 )
-from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter, checked_target, write
+from shipper.cli.report.output import Form, Output, Piece, check_partial, checked_delimiter
+from shipper.cli.writing import checked_target, write
 from shipper.config.settings import Settings
 
 if TYPE_CHECKING:
@@ -57,7 +57,9 @@ def show(
     accounts: AccountsOption = None,
     accounts_file: AccountsFileOption = "",
     split: SplitOption = "month",
-    form: Annotated[Form, typer.Option("--format", help="json is the exact document.")] = "table",
+    form: Annotated[
+        Form, format_option("table, ndjson, csv, parquet, xlsx or html, or json: the exact document.")
+    ] = "table",
     output: OutputOption = "",
     allow_partial: AllowPartialOption = False,
     delimiter: Annotated[
@@ -81,7 +83,7 @@ def show(
     Further commands, each with --help: `shipper report fetch` keeps every version, `history` lists them, `diff` shows
     what was restated, `watch` waits for restatements.
 
-    Example: shipper report 1001 2026-10-01 2026-10-31 --format json > october.json
+    Example: shipper report 1001 2026-10 --format json -o october.json
     """
     from shipper.report.exports import check_installed
     from shipper.report.fetching import Coverage

@@ -46,10 +46,10 @@ from shipper.cli.report.options import (
     selected,
     tolerance_of,
 )
-from shipper.cli.report.output import write_lines
+from shipper.cli.writing import write_lines
 from shipper.model.errors import ReportError
+from shipper.model.units import iso
 from shipper.report.ranges import DateRange
-from shipper.status.units import iso
 
 if TYPE_CHECKING:
     from shipper.model import wire

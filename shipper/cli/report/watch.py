@@ -33,7 +33,7 @@ from shipper.cli.report.options import (
     WordsArgument,
     selected,
 )
-from shipper.cli.report.output import write_lines
+from shipper.cli.writing import write_lines
 from shipper.system.programs import signal_group, small_environment
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def watch(
 
     What cannot be fetched is listed, and fetched again the next time.
 
-    Example: shipper report watch 1001 2026-10-01 2026-10-31 --interval 900 --on-change './restated.sh'
+    Example: shipper report watch 1001 last-month --on-change ./restated.sh
     """
     parts = selected(words, accounts, accounts_file, split)
     hook = _checked_hook(on_change)

@@ -7,13 +7,14 @@ import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 import typer
 
 from shipper.cli.common import (
     SettingsOptions,
+    format_option,
     parsed_time,
     plain,
     prepare,
@@ -44,7 +45,7 @@ def status(
         float, typer.Option("--interval", min=0.1, metavar="S", help="Seconds between two updates of --watch.")
     ] = 1.0,
     shows_all: Annotated[bool, typer.Option("--all", help="List all inputs, not only the 20 most behind.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Everything, as one JSON object.")] = False,
+    form: Annotated[Literal["text", "json"], format_option("text, or json: one object.", "--json")] = "text",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -56,6 +57,7 @@ def status(
 
     Example: shipper status --until 2026-11-01T12:00:00Z
     """
+    is_json = form == "json"
     if until and watches:
         raise typer.BadParameter("--until and --watch cannot be combined; leave out one of them")
     from shipper.cli.status.rendering import LISTED, answer, report
@@ -72,7 +74,7 @@ def status(
             )
         moment = parsed_time(until, is_end=True, now=time.time()) if until else None
         with reader_may_leave():
-            is_delivered = show_group(settings.input.kafka, time.time(), moment, is_json=json)
+            is_delivered = show_group(settings.input.kafka, time.time(), moment, is_json=is_json)
         raise typer.Exit(0 if moment is None or is_delivered else _EXIT_NOT_YET)
     shell_options = _options_of_state(options.config, options.overrides or ())
     limit = None if shows_all else LISTED
@@ -82,13 +84,13 @@ def status(
 
     with reader_may_leave():
         if watches:
-            watch(look, interval_s, shell_options, (lambda seen: _as_json(seen, limit)) if json else None)
+            watch(look, interval_s, shell_options, (lambda seen: _as_json(seen, limit)) if is_json else None)
             return
         seen = look()
         moment = parsed_time(until, is_end=True, now=seen.at) if until else None
         if moment is None:
-            lines = [_as_json(seen, limit)] if json else report(seen, settings.state.directory, shell_options, limit)
-        elif json:
+            lines = [_as_json(seen, limit)] if is_json else report(seen, settings.state.directory, shell_options, limit)
+        elif is_json:
             lines = [_as_json(seen, limit, until=moment, is_delivered=seen.is_delivered(moment))]
         else:
             lines = answer(seen, moment, limit, "" if settings.input.include else _known_inputs(options.config))

@@ -7,7 +7,7 @@ import msgspec
 from shipper.cli.common import in_columns, plain, print_json, several
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.look import GroupLook, look_at_group
-from shipper.status.units import iso
+from shipper.model.units import iso
 
 
 def show_group(settings: KafkaSettings, at: float, until: float | None, *, is_json: bool) -> bool:

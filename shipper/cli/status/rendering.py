@@ -8,12 +8,12 @@ from typing import Final
 
 from shipper.cli.common import in_columns, several
 from shipper.model.printable import printable
+from shipper.model.units import iso, moment, size, span
 from shipper.status.document import STREAMS_SHOWN
 from shipper.status.headline import delivered, headline_of, notices, outcome_of
 from shipper.status.live import Live
 from shipper.status.overview import Overview, StreamState
 from shipper.status.snapshot import Snapshot
-from shipper.status.units import iso, moment, size, span
 
 LISTED: Final = STREAMS_SHOWN
 _NAMED: Final = 10  # inputs that cannot be read

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from shipper.model import wire
 from shipper.model.records import LedgerKey
+from shipper.model.units import several
 from shipper.report.days import Days, clocks, hour_number
 from shipper.report.metrics import difference, plus
 from shipper.report.ranges import DateRange
@@ -56,7 +57,8 @@ def explained(row: Row, earlier: Iterable[wire.AmountPair], *, clock: Days | Non
     if row.adjustment and difference(rest, row.adjustment).copy_abs() < rest.copy_abs():
         explain("adjustment", row.adjustment, f"the platform adjusted its own result by {row.adjustment:+,f}")
     if rest > 0 and row.dead_letters:
-        words = f"{row.dead_letters:,} records of it are dead letters here; the service may have got them all the same"
+        are, them = ("is a dead letter", "it") if row.dead_letters == 1 else ("are dead letters", "them")
+        words = f"{several(row.dead_letters, 'record')} of it {are} here; the service may have got {them} all the same"
         explain("dead_letters", min(rest, Decimal(row.dead_letters)), words)
     return replace(row, explanations=tuple(found), unexplained=rest)
 
@@ -139,8 +141,8 @@ def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> 
                 counted = second if is_late else first
                 for row in (first, second):
                     words[row.days, pair] = (
-                        f"day boundary: {number(row.unexplained.copy_abs())} of the {near:,} records within {hours} h "
-                        f"of the end of {first.days} may count as of {counted.days}"
+                        f"day boundary: {number(row.unexplained.copy_abs())} of the {several(near, 'record')} within "
+                        f"{hours} h of the end of {first.days} may count as of {counted.days}"
                     )
     for row in rows:
         if said := words.get((row.days, row.pair)):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shipper.model.units import several
 from shipper.report.exports import to_xlsx
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile.rows import Elsewhere, Reconciliation, Row, Zone
@@ -189,7 +190,8 @@ def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *
     else:
         console.print(_table(shown))
     if agreeing:
-        console.print(Text(f"\n{agreeing:,} further lines agree; --all shows them.", style="dim"))
+        agree = several(agreeing, "further line agrees", "further lines agree")
+        console.print(Text(f"\n{agree}; --all also lists what agrees.", style="dim"))
     for note in [*remarks(found, shows_elsewhere=shows_all), *notes]:
         console.print(Text(f"- {note}"))
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final
 
+from shipper.model.units import several
 from shipper.report.page.markup import Html, data, document, header, section, sub, table, tag
 from shipper.report.reconcile.rows import Reconciliation, Row
 from shipper.report.reconcile.words import (
@@ -79,7 +80,7 @@ def _tiles(found: Reconciliation) -> Html:
         "Accepted by the service": (totals.accepted, "what the ledger counts"),
         "Registrations in the report": (totals.reported, "result and adjustment together"),
         "Difference": (totals.difference, "below zero: missing from the report"),
-        "Unexplained": (totals.missing + totals.surplus, f"in {found.count('unexplained'):,} lines"),
+        "Unexplained": (totals.missing + totals.surplus, f"in {several(found.count('unexplained'), 'line')}"),
     }
     tiles = [
         tag(

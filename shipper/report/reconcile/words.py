@@ -8,6 +8,7 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
+from shipper.model.units import several
 from shipper.report.metrics import plus
 from shipper.report.ranges import DateRange
 from shipper.report.reconcile.rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
@@ -134,11 +135,16 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
         case "incomplete":
             yield "Not everything could be compared; in the rest nothing is unexplained."
     if totals.missing:
-        yield f"{number(totals.missing)} accepted records are missing from the report's registrations."
+        records = "record is" if totals.missing == 1 else "records are"
+        yield f"{number(totals.missing)} accepted {records} missing from the report's registrations."
     if totals.surplus:
-        yield f"The report has {number(totals.surplus)} registrations more than were accepted."
+        registrations = "registration" if totals.surplus == 1 else "registrations"
+        yield f"The report has {number(totals.surplus)} {registrations} more than were accepted."
     if count := found.count("provisional"):
-        yield f"{count:,} differences cannot be judged yet: their days have not been over for long. Run it again later."
+        yield (
+            f"{several(count, 'difference')} cannot be judged yet, as a day or period has not been over for long. "
+            "Run it again later."
+        )
     if zone := found.zone:
         yield _zone(found, zone)
 
@@ -148,7 +154,8 @@ def _zone(found: Reconciliation, zone: Zone) -> str:
     also = f", and as well with those of {', '.join(others)}" if others else ""
     return (
         f"The report's days are not those of {found.days.name}: with those of {first} all differences vanish{also}. "
-        f"{zone.moved:,} records count on another day then; by chance a zone fits in {_odds(zone.chance)} cases."
+        f"{several(zone.moved, 'record counts', 'records count')} on another day then; by chance a zone "
+        f"fits in {_odds(zone.chance)} cases."
     )
 
 

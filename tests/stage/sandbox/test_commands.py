@@ -197,7 +197,7 @@ def test_flags_reach_the_service(tmp_path):
         ("--subscription-key ''", "sandbox: subscription_key: must be printable ASCII, not empty"),
         ("--secondary-key ' a'", "sandbox: secondary_key: must be printable ASCII, not empty"),
         ("--host 0.0.0.0", "sandbox: host: '0.0.0.0' is not a loopback address"),
-        ("--write-config absent/shipper.toml", "absent/shipper.toml: --write-config: cannot be written: "),
+        ("--write-config absent/shipper.toml", "absent/shipper.toml: --output: cannot be written: "),
         ("--write-config theirs.toml", "is there already and is not the sandbox's own; move it or name another file"),
         ("surplus", "surplus"),
         ("--unknown", "--unknown"),
@@ -262,7 +262,7 @@ def test_command_has_the_defaults_of_the_options():
     for name in shared:
         expected = getattr(options, name)
         assert defaults[name] == ("/".join(map(str, expected)) if name == "token_limit" else expected), name
-    others = {"write_config": None, "store": None, "faults": None, "fault": None, "chaos": 0.0}
+    others = {"output": None, "verbose": False, "store": None, "faults": None, "fault": None, "chaos": 0.0}
     assert {name: default for name, default in defaults.items() if name not in shared} == others
     without_flag = {"account_name", "operator_name", "token_secret", "store_path"}
     assert {field for field in options.__struct_fields__ if field not in defaults} == without_flag

@@ -38,5 +38,5 @@ def span(seconds: float) -> str:
 
 
 def several(count: int, noun: str, plural: str = "") -> str:
-    """Count things in words: `1 batch`, `2,000 batches`; without a plural of its own, an `s` makes it."""
+    """Count things in words: `1 batch`, `2,000 batches are`; without a plural of its own, an `s` makes it."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
