@@ -282,7 +282,7 @@ def test_bash_completes_commands_and_options_once_completion_is_installed(tmp_pa
         line = f". ~/.bashrc; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _shipper_completion shipper"
         return run("bash", "-c", f'{line}; echo "${{COMPREPLY[@]}}"; complete -p shipper', env=variables).stdout
 
-    for words, expected in ((("shipper", "conf"), "config"), (("shipper", "config", "examples", "--wr"), "--write")):
+    for words, expected in ((("shipper", "conf"), "config"), (("shipper", "config", "examples", "--out"), "--output")):
         assert completed(*words).startswith(f"{expected}\ncomplete "), words
 
 
