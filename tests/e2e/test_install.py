@@ -54,7 +54,7 @@ EXAMPLES = files_in(CONFIG)
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel") / "dist"
-    command = shlex.split(steps("Wheel", "$")[0].splitlines()[0])
+    command = shlex.split(steps("Wheel", "$")[0])
     assert command[:2] == ["pip", "wheel"]
     command = [str(folder) if word == "dist" else word for word in command[1:]]
     assert_content(run(sys.executable, "-m", "pip", *command, cwd=ROOT, env=os.environ | OFFLINE))
@@ -103,6 +103,15 @@ def test_an_installed_wheel_writes_its_examples_checks_one_and_has_its_man_page(
     assert files_in(tmp_path / "examples") == EXAMPLES
     assert "intake.token" in said("check", "--config", "examples/csv-export.toml")
     assert (environment / "share/man/man1/shipper.1").is_file()
+
+
+def test_the_lock_without_which_cargo_refuses_to_build_the_native_part_is_made_first():
+    lock, build = steps("Wheel", "$")[1].splitlines()
+    assert build.endswith(" ./native")
+    assert "\nlocked = true\n" in (ROOT / "native/pyproject.toml").read_text()
+    recipe = run(*shlex.split(lock), "--dry-run", "--always-make", cwd=ROOT)
+    assert_content(recipe)
+    assert "generate-lockfile" in recipe.stdout
 
 
 # `config examples` ------------------------------------------------------------------------------------------------
