@@ -15,12 +15,13 @@ from shipper.model.errors import SourceError
 from shipper.model.records import Chunk, shown
 from shipper.sources.content import Archive
 from shipper.sources.identity import Place, StreamBook
-from shipper.sources.reader import TURN_STEPS, StreamReader
+from shipper.sources.reader import READ_BYTES, TURN_STEPS, StreamReader
 from shipper.system.work import Piece, at_work, go_on_with
 
 log = structlog.get_logger("sources")
 
 _READ_TOGETHER_BYTES: Final = 1 << 21
+_SHARE_BYTES_MIN: Final = 1 << 16  # of those, for each file that has news
 _BEGINNING_BYTES: Final = 1 << 20  # of the content of an archive
 _BEGINNING_STEPS: Final = 128  # of decompression in a turn, 2 MiB: it is not to be deep in an archive after it
 _FURTHER_S: Final = 10.0  # that one is read on at least before another one has its turn
@@ -300,7 +301,14 @@ class OpenFiles:
     # Reading ------------------------------------------------------------------------------------------------------
 
     def read(self, now: float) -> list[Chunk]:
-        """Read the next chunk of each file that has news, in turn, as long as they are a few MiB together."""
+        """
+        Read the next chunk of each file that has news, in turn, as long as they are a few MiB together.
+
+        The more files there are, the smaller are the chunks: beside a slow service, a small file would wait for a MiB
+        of each large one.
+        """
+        share = _READ_TOGETHER_BYTES // max(1, len(self._ready))
+        length = max(_SHARE_BYTES_MIN, min(share, READ_BYTES))
         chunks: list[Chunk] = []
         ended: set[OpenFile] = set()
         read_bytes = 0
@@ -320,7 +328,7 @@ class OpenFiles:
                 in_turn = self._archives.in_turn(file)
             if in_turn is not file:
                 self.wake(file)
-            chunk = None if in_turn is None or in_turn in ended else self._try_to_read(in_turn, now)
+            chunk = None if in_turn is None or in_turn in ended else self._try_to_read(in_turn, now, length)
             if chunk is not None:
                 chunks.append(chunk)
                 read_bytes += len(chunk.data)
@@ -329,11 +337,11 @@ class OpenFiles:
                 has_chosen = False  # the next small archive need not wait for the next look at all files
         return chunks
 
-    def _try_to_read(self, file: OpenFile, now: float) -> Chunk | None:
+    def _try_to_read(self, file: OpenFile, now: float, length: int) -> Chunk | None:
         """Read a chunk of a file; None at its end, or if it cannot be read for now."""
         try:
             with self._book.reading(file.reader):
-                return self._read_one(file, now)
+                return self._read_one(file, now, length)
         except OSError as error:
             log.warning("source_unreadable", path=shown(file.reader.path), error=str(error))
             file.signature = None  # so that the next check tries again
@@ -343,7 +351,7 @@ class OpenFiles:
             file.trouble = shown(str(error))
         return None
 
-    def _read_one(self, file: OpenFile, now: float) -> Chunk | None:
+    def _read_one(self, file: OpenFile, now: float, length: int) -> Chunk | None:
         wall_time = self._wall_time()
         status = file.reader.content.status()
         if file.has_changed(status):
@@ -356,7 +364,8 @@ class OpenFiles:
         reader = file.reader
         reader.note_size(status, wall_time)
         steps = TURN_STEPS if _is_further(file) else _BEGINNING_STEPS
-        chunk = reader.read(is_final=file.ending == "final", is_quiet=file.ending != "open", turn_steps=steps)
+        is_final, is_quiet = file.ending == "final", file.ending != "open"
+        chunk = reader.read(is_final=is_final, is_quiet=is_quiet, turn_steps=steps, length=length)
         file.trouble = ""
         if reader.is_unfinished:
             self.wake(file)

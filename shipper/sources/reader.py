@@ -169,6 +169,7 @@ class StreamReader:
         self._scanned = 0  # how far a line that is too long has been searched for its end
         self._searched = (-1, 0, 0)  # as `_nuls`, of a search whose turn has ended before it
         self._turn_bytes = math.inf
+        self._length = READ_BYTES
         self.is_unfinished = False
         self.stream = stream
         self.path = path
@@ -239,7 +240,9 @@ class StreamReader:
         self.stream.move_checkpoint(self.offset, self._tail)
         return self._tail
 
-    def read(self, *, is_final: bool, is_quiet: bool = False, turn_steps: float = math.inf) -> Chunk | None:
+    def read(
+        self, *, is_final: bool, is_quiet: bool = False, turn_steps: float = math.inf, length: int = READ_BYTES
+    ) -> Chunk | None:
         """
         Read the next whole lines.
 
@@ -253,14 +256,16 @@ class StreamReader:
                 middle of a line; so it ends the last line only if that is a whole object.
             turn_steps: Take so many steps of decompression at most, and search no more than a few MiB; if there is no
                 chunk then, see `is_unfinished`. Infinite = go on until there is one.
+            length: Bytes to read, at most 1 MiB.
         Returns:
-            At most 1 MiB, or one line that is longer; None if there is no whole line yet.
+            At most `length`, or one line that is longer; None if there is no whole line yet.
         Raises:
             SourceError: The input has another format, a record that is no line is too long, or an archive is broken or
                 ends too early.
         """
         self.is_unfinished = False
         self._turn_bytes = TURN_BYTES if turn_steps < math.inf else math.inf
+        self._length = length
         self.content.steps_left = turn_steps
         try:
             return self._read_whole(is_final=is_final, is_quiet=is_quiet)
@@ -341,17 +346,18 @@ class StreamReader:
             return self._read_framed(is_final=is_final)
         if self._scanned:
             return self._skip_long_line(is_final=is_final)
-        data = self._pread(READ_BYTES, self.offset)
-        if len(data) == READ_BYTES and not data.strip(b"\0") and self._skip_hole():
-            data = self._pread(READ_BYTES, self.offset)
+        length = self._length
+        data = self._pread(length, self.offset)
+        if len(data) == length and not data.strip(b"\0") and self._skip_hole():
+            data = self._pread(length, self.offset)
         end = data.rfind(b"\n") + 1
-        if end == 0 and len(data) == READ_BYTES and data.startswith(b"\0"):
-            end = READ_BYTES - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
-        if end == 0 and len(data) == READ_BYTES < self._max_line_bytes:
+        if end == 0 and len(data) == length and data.startswith(b"\0"):
+            end = length - len(data.lstrip(b"\0"))  # a hole: no line, and no part of the line behind it
+        if end == 0 and len(data) == length < self._max_line_bytes:
             data = self._pread(self._max_line_bytes, self.offset)
             end = data.find(b"\n") + 1
         if end == 0:
-            if len(data) >= max(READ_BYTES, self._max_line_bytes):
+            if len(data) >= max(length, self._max_line_bytes):
                 return self._skip_long_line(is_final=is_final)
             if not data or not is_final or not self.content.is_ended():
                 return None
@@ -407,7 +413,7 @@ class StreamReader:
             )
 
     def _read_framed(self, *, is_final: bool) -> Chunk | None:
-        for length in (READ_BYTES, READ_BYTES + self._max_record_bytes):
+        for length in (self._length, READ_BYTES + self._max_record_bytes):
             data = self._pread(length, self.offset)
             is_whole = is_final and len(data) < length and self.content.is_ended()
             end = self.stream.framing.cut(data, is_final=is_whole)

@@ -194,3 +194,19 @@ def test_a_huge_copy_is_compared_in_turns_and_a_small_file_is_read_meanwhile(ben
         assert looks < 50
     assert looks >= 4
     assert os.path.exists(copy)
+
+
+def test_a_small_file_does_not_wait_for_a_mib_of_each_large_one(bench: Bench):
+    """Each read of a few MiB may take seconds, beside a slow service."""
+    for number in range(40):
+        bench.write(f"{number:02}.log", b"line %02d\n" % number * (READ_BYTES // 8))
+    bench.write("small.log", GOOD)
+    bench.start()
+    bench.follower.look(bench.follower.find(), bench.now)
+    reads, found = 0, b""
+    while not found:
+        reads += 1
+        found = b"".join(
+            chunk.data for chunk in bench.follower.files.read(bench.now) if chunk.stream.path.endswith("small.log")
+        )
+    assert (found, reads <= 2) == (GOOD, True), reads
