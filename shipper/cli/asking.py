@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -13,12 +12,12 @@ import msgspec
 import typer
 
 from shipper.cli.common import SettingsOptions, prepare, require_directory, say, with_settings_options
-from shipper.model.errors import ConfigError, StateInUseError
+from shipper.cli.signals import at_stop
+from shipper.model.errors import ConfigError, DeliveryGaveUpError, StateInUseError
 from shipper.system.control import Answer, Request, connected
 
 _START_LIMIT_S: Final = 2.0  # a process that has just taken the lock listens soon
 _START_LOOK_S: Final = 0.05
-_LEFT_TO_DO: Final = 4  # the exit code
 
 
 @with_settings_options
@@ -34,8 +33,8 @@ def retry(*, options: SettingsOptions) -> None:
     client = running_shipper(directory)
     if client is None:
         raise ConfigError(f"no shipper runs on {directory}; there is nothing to retry", key="state.directory")
-    with closing(client):
-        raise typer.Exit(conversation(client, Request(command="retry")))
+    code, _ = conversation(client, "retry")
+    raise typer.Exit(code)
 
 
 def running_shipper(directory: Path) -> socket.socket | None:
@@ -58,29 +57,37 @@ def running_shipper(directory: Path) -> socket.socket | None:
             if time.monotonic() >= give_up_at:
                 raise StateInUseError(
                     f"{directory} is in use by another shipper (process {holder or 'unknown'}), which cannot be asked "
-                    f"over its control socket: {error.strerror or error}"
+                    f"over its control socket ({error.strerror or error}); wait for its end, or stop it. Nothing is "
+                    "lost meanwhile"
                 ) from None
         time.sleep(_START_LOOK_S)
 
 
-def conversation(client: socket.socket, request: Request) -> int:
-    """Send a request, print what is answered, and return the exit code."""
-    for answer in answers(client, request):
-        if answer.message:
-            say(answer.message)
-        if answer.code is not None:
-            return answer.code
-    say("the running shipper has ended meanwhile")
-    return _LEFT_TO_DO
+def conversation(client: socket.socket, command: str, content: object = None) -> tuple[int, msgspec.Raw]:
+    """
+    Send a request and print what is answered; a stop asks the other process to end it early.
 
+    Returns:
+        The exit code, and the content of the last answer.
+    Raises:
+        DeliveryGaveUpError: The other process has ended before it.
+    """
+    request = Request(command=command, content=msgspec.Raw(msgspec.json.encode(content)))
 
-def answers(client: socket.socket, request: Request) -> Iterator[Answer]:
-    """Send a request, and yield what is answered to the last answer, or to the end of the other process."""
-    try:
+    def end() -> None:
+        with suppress(OSError):  # it has answered
+            client.shutdown(socket.SHUT_WR)
+
+    with at_stop(end), suppress(ConnectionError), closing(client), client.makefile("rb") as lines:
         client.sendall(msgspec.json.encode(request) + b"\n")
-        with client.makefile("rb") as lines:
-            for line in lines:
-                if line.endswith(b"\n"):  # otherwise it was cut off
-                    yield msgspec.json.decode(line, type=Answer)
-    except ConnectionError:
-        return
+        for line in lines:
+            if not line.endswith(b"\n"):  # it was cut off
+                break
+            answer = msgspec.json.decode(line, type=Answer)
+            if answer.message:
+                say(answer.message)
+            if answer.code is not None:
+                return answer.code, answer.content
+    raise DeliveryGaveUpError(
+        "the running shipper has ended before it could answer. Nothing is lost; run the same command again"
+    )

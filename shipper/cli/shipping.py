@@ -79,24 +79,17 @@ def ship(
             # An earlier `pipe` has left something; there may never be another one.
             source = Joined([spool_of(settings, state), source])
         run = Run(command, settings, source, state.store, shown, is_one_shot=is_one_shot, reload=reload)
-        attach = partial(controlled, directory=state.directory)
+        attach = partial(controlled, settings=settings, state=state)
         summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files, attach=attach))
         before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
         if before and youngest_letter and not summary.message:
             kept = state.store.letters.count_by_stream(youngest_letter)
             if left := sum(kept.get(each.stream.stream_id, 0) for each in before):
                 summary = msgspec.structs.replace(summary, message=_left_before(before, left))
-    if form == "json":
-        with reader_may_leave():
-            print_json(msgspec.json.encode(summary))
-    elif not has_logged_end(command, settings, summary):
-        say(in_words(summary, reasons, f"{settings.state.directory}/state.db"))
-    else:
-        return summary.exit_code(is_one_shot=is_one_shot)
-    if summary.message:
-        say(f"shipper: {printable(summary.message)}")
-    elif before and not summary.read and form == "text":
-        say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
+    if form == "json" or not has_logged_end(command, settings, summary):
+        tell(summary, reasons, settings, form)
+        if before and not summary.message and not summary.read and form == "text":
+            say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
     return summary.exit_code(is_one_shot=is_one_shot)
 
 
@@ -231,6 +224,17 @@ def _halt(live: Live | None) -> str:
 
 
 # Summary ----------------------------------------------------------------------------------------------------------
+
+
+def tell(summary: Summary, reasons: dict[str, int], settings: Settings, form: SummaryForm) -> None:
+    """Print a summary of a run in the state directory."""
+    if form == "json":
+        with reader_may_leave():
+            print_json(msgspec.json.encode(summary))
+    else:
+        say(in_words(summary, reasons, f"{settings.state.directory}/state.db"))
+    if summary.message:
+        say(f"shipper: {printable(summary.message)}")
 
 
 def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Final
@@ -44,6 +44,26 @@ def _note(number: int, _: FrameType | None) -> None:
     if number in STOP_SIGNALS and any(earlier in STOP_SIGNALS for earlier in _noted):
         os._exit(_LEFT_TO_DO)  # the second one ends at once; the state is intact
     _noted.append(signal.Signals(number))
+
+
+@contextmanager
+def at_stop(end: Callable[[], object]) -> Iterator[None]:
+    """Call something at the first stop while this is entered, also at one that was noted before."""
+
+    def note(number: int, frame: FrameType | None) -> None:
+        _note(number, frame)
+        end()
+
+    noting = [number for number in STOP_SIGNALS if signal.getsignal(number) is _note]
+    for number in noting:
+        signal.signal(number, note)
+    try:
+        if _noted:
+            end()
+        yield
+    finally:
+        for number in noting:
+            signal.signal(number, _note)
 
 
 @contextmanager

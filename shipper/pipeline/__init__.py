@@ -9,6 +9,7 @@ The pipeline: wires the stages, stops them, and reports what became of the recor
     settlement  the last stage: notes what is settled, and saves it; decides whether more may be read
     acks        how far each input is settled without a gap
     observer    a snapshot every second, a line in the log every half minute
+    replaying   dead letters that are sent beside the input
     control     does what other commands ask it for while it runs
     reload      which settings can change while it runs
     summary     what a run did

@@ -10,18 +10,25 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
-from pathlib import Path
+from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from typing import Final
 
 import anyio
 import msgspec
 import structlog
 from anyio.abc import ByteStream, SocketListener
+from anyio.to_thread import run_sync
 from msgspec import Struct
+from msgspec.structs import replace
 
+from shipper.config.settings import RecordsSettings, Settings, require_endpoint
+from shipper.model.errors import ConfigError, ShipperError, StateInUseError, first_of
 from shipper.model.version import __version__
+from shipper.pipeline.opening import OpenState
 from shipper.pipeline.pipeline import Pipeline
+from shipper.pipeline.summary import Summary
+from shipper.sources.replay import Replay
+from shipper.state.letters import Selection, open_letters
 from shipper.status.live import Pause
 from shipper.system.control import PROTOCOL, REQUEST_BYTES, Answer, Request, listening
 
@@ -32,28 +39,62 @@ _REQUEST_LIMIT_S: Final = 5.0
 _SEND_LIMIT_S: Final = 5.0
 _ROOM_S: Final = 0.1  # until the next look whether there is a descriptor for a client
 _PROBE_LIMIT_S: Final = 10.0
-_PROBE_LOOK_S: Final = 0.02
-_USAGE, _LEFT_TO_DO, _IN_USE = 2, 4, 5  # exit codes
+_LOOK_S: Final = 0.02
+_END_LIMIT_S: Final = 5.0
+_LEFT_TO_DO, _IN_USE = 4, 5  # exit codes
+
+
+class ReplayRequest(Struct, kw_only=True):
+    """
+    Which dead letters to send.
+
+    Attributes:
+        limit: So many at most; None = all.
+        records: What a valid record is; everything else is as the running process has it.
+        destination: The service that the client's settings name.
+    """
+
+    selection: Selection
+    limit: int | None
+    records: RecordsSettings
+    destination: str
+
+
+class Replayed(Struct):
+    """What came of a replay: its summary, and how many letters broke which rule."""
+
+    summary: Summary
+    reasons: dict[str, int]
 
 
 @asynccontextmanager
-async def controlled(pipeline: Pipeline, directory: Path) -> AsyncIterator[None]:
-    """Answer requests while this is entered; where there can be no socket, warn, and go on without."""
+async def controlled(pipeline: Pipeline, settings: Settings, state: OpenState) -> AsyncIterator[None]:
+    """
+    Answer requests while this is entered; where there can be no socket, warn, and go on without.
+
+    Args:
+        settings: Of the process.
+    """
     with ExitStack() as stack:
         listener: socket.socket | None = None
         try:
-            listener = stack.enter_context(listening(directory))
+            listener = stack.enter_context(listening(state.directory))
         except OSError as error:
             log.warning("control_unavailable", message=f"no command can ask this process for anything: {error}")
         async with anyio.create_task_group() as clients:
+            control = _Control(pipeline, settings, state)
             if listener is not None:
-                clients.start_soon(_Control(pipeline).serve, await SocketListener.from_socket(listener))
+                clients.start_soon(control.serve, await SocketListener.from_socket(listener))
             yield
+            with anyio.move_on_after(_END_LIMIT_S):
+                await control.until_replayed()
             clients.cancel_scope.cancel()
 
 
-class _NoRequestError(Exception):
-    """What a client sent is no request that can be understood; with the reason for a person."""
+class _NoRequestError(ShipperError):
+    """What a client sent is no request that can be understood."""
+
+    exit_code = 2
 
 
 class _Version(Struct):
@@ -66,6 +107,7 @@ class _Client:
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
+        self.is_gone = False
 
     async def request(self) -> Request:
         """
@@ -92,7 +134,13 @@ class _Client:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             raise _NoRequestError("this is no request of shipper's") from None
 
-    async def answer(self, message: str = "", code: int | None = None) -> None:
+    async def watch(self) -> None:
+        """Note when the client goes, or closes its half to end what it has asked for; until then, or cancelled."""
+        with suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+            await self._stream.receive()
+        self.is_gone = True
+
+    async def answer(self, message: str = "", code: int | None = None, content: object = None) -> None:
         """
         Send an answer; one with a code is the last.
 
@@ -100,14 +148,18 @@ class _Client:
             TimeoutError, anyio.BrokenResourceError: The client does not listen.
         """
         with anyio.fail_after(_SEND_LIMIT_S):
-            await self._stream.send(msgspec.json.encode(Answer(message=message, code=code)) + b"\n")
+            answer = Answer(message=message, code=code, content=msgspec.Raw(msgspec.json.encode(content)))
+            await self._stream.send(msgspec.json.encode(answer) + b"\n")
 
 
 class _Control:
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Settings, state: OpenState) -> None:
         self._pipeline = pipeline
+        self._settings = settings
+        self._state = state
         self._clients = 0
-        self._commands = {"retry": self._retry}
+        self._is_replaying = False
+        self._commands = {"retry": self._retry, "replay": self._replay}
 
     async def serve(self, listener: SocketListener) -> None:
         """Attend to clients until this is cancelled."""
@@ -125,8 +177,10 @@ class _Control:
         try:
             async with stream:
                 await self._answer(_Client(stream))
-        except (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+        except* (OSError, anyio.EndOfStream, anyio.BrokenResourceError):
             pass  # it has gone, or asks and takes nothing: a timeout is an OSError, too
+        except* Exception as group:  # a defect, which is no reason to stop shipping
+            log.error("request_failed", error=type(first_of(group)).__name__)
         finally:
             self._clients -= 1
 
@@ -134,16 +188,19 @@ class _Control:
         if self._clients > _CLIENTS_MAX:
             await client.answer(f"process {os.getpid()} has too many requests; try again", _IN_USE)
             return
+        failure: BaseException | None = None
         try:
             request = await client.request()
             if (command := self._commands.get(request.command)) is None:
                 raise _NoRequestError(f"process {os.getpid()} is shipper {__version__}, which cannot do that")
             log.info("request_received", command=request.command)
-            await command(client)
-        except _NoRequestError as error:
-            await client.answer(str(error), _USAGE)
+            await command(client, request.content)
+        except* ShipperError as group:
+            failure = first_of(group)
+        if isinstance(failure, ShipperError):
+            await client.answer(f"shipper: {failure}", failure.exit_code)
 
-    async def _retry(self, client: _Client) -> None:
+    async def _retry(self, client: _Client, _: bytes) -> None:
         """Probe now, and tell what came of it, if that is known soon."""
         pipeline, process = self._pipeline, f"process {os.getpid()}"
         pauses, is_waiting = pipeline.pauses, pipeline.is_waiting
@@ -159,7 +216,7 @@ class _Control:
             while True:
                 if not pipeline.is_probing:
                     break
-                await anyio.sleep(_PROBE_LOOK_S)
+                await anyio.sleep(_LOOK_S)
         if not (pauses := pipeline.pauses):
             await client.answer("delivery has resumed", 0)
         elif pipeline.is_probing:
@@ -167,6 +224,47 @@ class _Control:
         else:
             advice = "".join(f"\n  what to do: {pause.advice}" for pause in pauses if pause.advice)
             await client.answer(f"it is still {_in_words(pauses)}{advice}", _LEFT_TO_DO)
+
+    async def _replay(self, client: _Client, content: bytes) -> None:
+        """Send dead letters, and tell what became of them; a client that goes away ends that."""
+        try:
+            wanted = msgspec.json.decode(content, type=ReplayRequest)
+        except msgspec.MsgspecError:
+            raise _NoRequestError("this is no replay that can be understood") from None
+        if wanted.destination != require_endpoint(self._settings, "intake").base_url:
+            raise ConfigError(
+                f"process {os.getpid()} runs on {self._state.directory} and sends to another address than this one",
+                key="intake.base_url",
+            )
+        if self._is_replaying or not self._pipeline.may_replay:
+            raise StateInUseError(
+                f"{self._state.directory} is in use by a running shipper (process {os.getpid()}), which replays "
+                "nothing now: its input has an end, or it replays already. Wait for that, and run the command again"
+            )
+        self._is_replaying = True
+        try:
+            await client.answer(f"process {os.getpid()}, which is running, sends them")
+            opened = await run_sync(open_letters, self._state.directory)
+            assert opened is not None, "the store has made it"
+            with closing(opened) as letters:
+                ids = await run_sync(letters.ids, replace(wanted.selection, is_whole=True), wanted.limit)
+                delimiter = self._settings.input.csv_delimiter
+                source = Replay(letters, ids, self._state.next_stream_id, csv_delimiter=delimiter)
+                async with anyio.create_task_group() as side:
+                    side.start_soon(client.watch)
+                    summary, reasons = await self._pipeline.replay(source, wanted.records, lambda: not client.is_gone)
+                    side.cancel_scope.cancel()
+            code = summary.exit_code(is_one_shot=True)
+            await client.answer(code=code, content=Replayed(summary, reasons))
+        finally:
+            self._is_replaying = False
+
+    async def until_replayed(self) -> None:
+        """Wait until a client knows what came of the replay that it asked for."""
+        while True:
+            if not self._is_replaying:
+                break
+            await anyio.sleep(_LOOK_S)
 
 
 def _in_words(pauses: Sequence[Pause]) -> str:

@@ -22,19 +22,21 @@ import structlog
 from anyio.abc import TaskGroup
 from anyio.streams.memory import MemoryObjectSendStream
 from anyio.to_thread import run_sync
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from shipper.codec import new_window
-from shipper.config.settings import Settings, require_endpoint
+from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.delivery.credentials import NoTokenError
 from shipper.model.errors import ConfigError, DeliveryGaveUpError, first_of
 from shipper.model.records import Backlog, Checkpoint, Chunk, Stream, Totals, shown
 from shipper.model.version import __version__
 from shipper.pipeline.observer import Observer
 from shipper.pipeline.reload import Reloading, reloaded
+from shipper.pipeline.replaying import Replaying
 from shipper.pipeline.settlement import Settlement, StateStore
-from shipper.pipeline.stages import Stages
+from shipper.pipeline.stages import CHUNK_BUFFER, Stages
 from shipper.pipeline.summary import Outcome, Summary
+from shipper.sources.replay import Replay
 from shipper.state.stuck import Place
 from shipper.status.live import Live, Pause
 from shipper.system.native import ENGINE
@@ -43,7 +45,6 @@ log = structlog.get_logger("pipeline")
 
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
-_CHUNK_BUFFER: Final = 2
 _STUCK_LOOK_S: Final = 0.05
 _HAND_OVER_LOOK_S: Final = 0.02
 _LAST_SAVE_LIMIT_S: Final = 30.0  # a disk that takes longer does not answer any more
@@ -115,7 +116,7 @@ class Pipeline:
             store,
             settings.state,
             window=new_window(settings.records.dedupe_window),
-            on_saved=source.after_save,
+            on_saved=self._after_save,
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
         )
@@ -149,6 +150,7 @@ class Pipeline:
         )
         self.gave_up: DeliveryGaveUpError | None = None
         self._reload_turn = anyio.Lock()
+        self._replaying: Replaying | None = None
 
     def __repr__(self) -> str:
         return f"<Pipeline {self._settlement.acks!r} {self._stages!r}>"
@@ -187,6 +189,55 @@ class Pipeline:
         """Whether delivery pauses, and what comes of the attempt at hand is not known yet."""
         return self._stages.is_probing
 
+    @property
+    def may_replay(self) -> bool:
+        """Whether a replay may begin: there is no other one, and the input has no end that it would hold up."""
+        return self._replaying is None and not self._is_one_shot
+
+    async def replay(
+        self, source: Replay, records: RecordsSettings, is_wanted: Callable[[], bool]
+    ) -> tuple[Summary, dict[str, int]]:
+        """
+        Send dead letters beside the input, while `may_replay` holds.
+
+        Args:
+            records: What is a valid record.
+            is_wanted: Asked now and then; the replay ends once it is not.
+        Returns:
+            The summary, in which batches, requests and retries are those of the input, too; and how many letters broke
+            which rule.
+        Raises:
+            StateInUseError, StateError: As for `Replaying.run`.
+        """
+        assert self.may_replay
+        started_at, before = anyio.current_time(), self._observer.look()
+        settings = replace(self._settings, records=records)
+        self._replaying = replaying = Replaying(
+            source, settings, stages=self._stages, settlement=self._settlement, is_wanted=is_wanted
+        )
+        try:
+            outcome = await replaying.run()
+        finally:
+            self._replaying = None
+        log.info("dead_letters_replayed", outcome=outcome, **asdict(replaying.totals))
+        last = self._observer.look()
+        return Summary(
+            **asdict(replaying.totals),
+            batches=last.batches - before.batches,
+            requests=sum(last.requests.values()) - sum(before.requests.values()),
+            retries=sum(last.retries.values()) - sum(before.retries.values()),
+            seconds=round(anyio.current_time() - started_at, 3),
+            outcome=outcome,
+            message=replaying.message,
+            engine=ENGINE,
+        ), replaying.reasons
+
+    async def _after_save(self, saved: Sequence[Checkpoint]) -> None:
+        letters = [each for each in saved if each.stream.kind == "replay"]
+        if self._replaying is not None:
+            self._replaying.note(letters)
+        await self._source.after_save([each for each in saved if each.stream.kind != "replay"] if letters else saved)
+
     async def run(self, signals: Signals | None = None) -> Summary:
         """
         Ship until the source ends or a signal stops it.
@@ -209,7 +260,7 @@ class Pipeline:
                     side.start_soon(self._settlement.keep_saving)
                     side.start_soon(self._settlement.keep_expiring)
                     side.start_soon(observer.run)
-                    chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](_CHUNK_BUFFER)
+                    chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](CHUNK_BUFFER)
                     # One end stays here: if a stage fails, its error ends the reading, and no broken stream.
                     with chunks_rx:
                         async with anyio.create_task_group() as flow:
@@ -230,6 +281,8 @@ class Pipeline:
                 self._settlement.end_by(anyio.current_time() + _LAST_SAVE_LIMIT_S)
                 await self._settlement.save_rest()  # shields itself
             finally:
+                if self._replaying is not None:
+                    self._replaying.is_over = True
                 last = observer.end("failed" if sys.exception() else self._outcome())
         return Summary(
             **asdict(self._settlement.saved(self.totals)),

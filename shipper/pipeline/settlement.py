@@ -253,7 +253,8 @@ class Settlement:
         """Count replayed events that were accepted before as duplicates in the ledger; they are sent all the same."""
         spans = [span for span, ordinals in batch.parts for _ in ordinals]
         for span, event in zip(spans, sent_events(batch), strict=True):
-            if span.stream.kind == "replay" and self.window.is_accepted(key_of(event.EventId)):
+            is_replayed = span.stream.kind == "replay" and not span.stream.is_over
+            if is_replayed and self.window.is_accepted(key_of(event.EventId)):
                 self.acks.note_repeated(span, _ledger_key(event))
 
     def _refuse(self, batch: Batch, refusal: Refusal) -> None:
@@ -328,29 +329,41 @@ class Settlement:
         """Set the deadline for saving, so that a hanging disk cannot block a stop."""
         self._ends_at = self._saving.deadline = deadline
 
-    async def abandon(self, streams: Sequence[Stream]) -> None:
+    def has_unsaved_of(self, streams: Sequence[Stream]) -> bool:
+        """Return whether something of streams was read and is not on disk yet."""
+        return self.acks.has_open(streams) or any(each.stream in streams for each in self._unsaved)
+
+    async def abandon(self, streams: Sequence[Stream]) -> int:
         """
         Forget what is open or not saved of streams that go to another process; answers that come later are ignored.
 
-        Their EventIds are forgotten, too: should a stream come back, what nobody saved is no duplicate.
+        Their EventIds are forgotten, too: should a stream come back, what nobody saved is no duplicate. Those of dead
+        letters may also be those of records that were accepted.
+
+        Returns:
+            How many records that were.
         """
+        abandoned = 0
         with anyio.CancelScope(shield=True):
             async with self._turn:
                 for stream in streams:
                     stream.is_over = True
                     for span in self.acks.abandon(stream):
                         self.handed_over += span.unsettled
-                        self._drop(span.event_keys + span.keys)
+                        abandoned += span.records
+                        self._drop(stream, span.event_keys + span.keys)
                 for checkpoint in self._unsaved:
                     if checkpoint.stream.is_over:
                         self._unsaved_bytes -= weight(checkpoint)
-                        self._drop(checkpoint.keys)
+                        abandoned += checkpoint.read
+                        self._drop(checkpoint.stream, checkpoint.keys)
                 self._unsaved = [each for each in self._unsaved if not each.stream.is_over]
         self.answers += 1
         self._tell_progress()
+        return abandoned
 
-    def _drop(self, keys: bytes) -> None:
-        if self.window.is_on:
+    def _drop(self, stream: Stream, keys: bytes) -> None:
+        if self.window.is_on and stream.kind != "replay":
             self.window.drop(keys)
 
     async def save(self) -> None:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 import anyio
-from anyio.streams.memory import MemoryObjectReceiveStream
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from msgspec.structs import replace
 
 from shipper.config.settings import Settings, require_endpoint
@@ -19,15 +19,18 @@ from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import Gate
 from shipper.delivery.sender import DeliveryCounts, Sender, Shared
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, without_answer
+from shipper.model.errors import StateInUseError
 from shipper.model.records import Batch, Chunk, Settled
 from shipper.model.wire import BODY_HEAD, BODY_TAIL, INTAKE_PATH
 from shipper.pipeline.hold import Hold
 from shipper.pipeline.packer import Packer
 from shipper.pipeline.settlement import Settlement
+from shipper.sources.replay import Replay
 from shipper.state.stuck import Place
 from shipper.status.live import Live, Pause, PauseBefore
 from shipper.status.pauses import ADVICE
 
+CHUNK_BUFFER: Final = 2
 _BATCH_BUFFER: Final = 8
 
 
@@ -54,21 +57,29 @@ class Stages:
         self._rng = rng
         self._gate = Gate(settings.delivery, give_up_after_s=give_up_after_s, rng=rng)
         self._skew = ClockSkew()
-        self._hold = Hold(
-            settings, settlement, skew=self._skew, ask_time=self._ask_time, give_up_after_s=give_up_after_s
-        )
-        self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time, suspects=suspects)
         self._settlement = settlement
+        self._hold = self._new_hold(give_up_after_s)
+        self._packer = Packer(settings, settlement, self._hold, wall_time=wall_time, suspects=suspects)
         self._renewing = anyio.CancelScope()
         self._latency: tuple[float | None, float | None] = (None, None)
         self._seen: list[Pause] = []
         self._last_pause: PauseBefore | None = None
         self._senders: list[Sender] = []
+        self._batches_tx: MemoryObjectSendStream[Batch] | None = None
         self._shared: Shared
         self._new_endpoint: Callable[[], Endpoint]
 
     def __repr__(self) -> str:
         return f"<Stages {self._packer!r} {self._gate!r}>"
+
+    def _new_hold(self, give_up_after_s: float | None) -> Hold:
+        return Hold(
+            self._settings,
+            self._settlement,
+            skew=self._skew,
+            ask_time=self._ask_time,
+            give_up_after_s=give_up_after_s,
+        )
 
     @property
     def waits_for_input_since(self) -> float | None:
@@ -106,6 +117,7 @@ class Stages:
             DeliveryGaveUpError: The service accepted nothing for too long.
         """
         batches_tx, batches_rx = anyio.create_memory_object_stream[Batch](min(len(self._senders), _BATCH_BUFFER))
+        self._batches_tx = batches_tx
         settled_tx, settled_rx = anyio.create_memory_object_stream[Settled](2 * len(self._senders))
         with settled_rx:
             try:
@@ -120,6 +132,32 @@ class Stages:
                     side.cancel_scope.cancel()
             finally:
                 self._settlement.settle_all(settled_rx)  # after a cancellation, answers may still be queued
+
+    async def replay(self, source: Replay, settings: Settings, reading: anyio.CancelScope) -> None:
+        """
+        Pack dead letters beside the input, for the same senders; returns when all are on their way.
+
+        They have a packer of their own: they may have other rules, wait for nothing that holds the input back, and do
+        not share a batch with records of it, which are deduplicated where they are not.
+
+        Args:
+            reading: Entered while letters are read.
+        Raises:
+            StateInUseError: There are no senders yet, or no more.
+        """
+        try:
+            batches_tx = self._batches_tx.clone() if self._batches_tx else None
+        except anyio.ClosedResourceError:
+            batches_tx = None
+        if batches_tx is None:
+            raise StateInUseError("the running shipper is starting or ending; try again")
+        packer = Packer(settings, self._settlement, self._new_hold(None), wall_time=self._wall_time, suspects={})
+        chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](CHUNK_BUFFER)
+        with batches_tx, chunks_rx:
+            async with anyio.create_task_group() as flow:
+                flow.start_soon(packer.run, chunks_rx, batches_tx)
+                with chunks_tx, reading:
+                    await source.run(chunks_tx)
 
     @property
     def is_stuck(self) -> bool:

@@ -40,6 +40,9 @@ class Replay:
         letter_ids: Which to send, in this order, all with their bytes; those that are gone by their turn are left out.
         next_stream_id: Gives an id that was never given.
         csv_delimiter: Between the values of rows of CSV; empty = their header tells.
+
+    Attributes:
+        streams: Those that were begun.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Replay:
         self._letter_ids = letter_ids
         self._next_stream_id = next_stream_id
         self._csv_delimiter = csv_delimiter
+        self.streams: list[ReplayStream] = []
         self.is_exhausted = False
 
     def backlog(self) -> Backlog:
@@ -83,6 +87,7 @@ class Replay:
                 read_offset=_START_OFFSET,
                 framing=csv_rows(header, is_whole=True, delimiter=self._csv_delimiter) or LINES if header else LINES,
             )
+            self.streams.append(stream)
             lines: list[bytes] = []
             size = 0
             for _, letter_id, raw in group:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from shipper.model.version import __version__
 
 PROTOCOL: Final = 1
-REQUEST_BYTES: Final = 1 << 16
+REQUEST_BYTES: Final = 1 << 18
 _NAME: Final = "control"
 _PATH_BYTES: Final = 100  # a little less than what fits into a socket's address, also on other systems than Linux
 _BACKLOG: Final = 16

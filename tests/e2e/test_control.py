@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import signal
 import socket
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +19,11 @@ import pytest
 
 from shipper.system.control import REQUEST_BYTES, connected
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Running, Service, Shipper
-from tests.e2e.fake_service import FakeService, Reply
+from tests.e2e.driver import Result, Running, Service, Shipper, changed, wait_until
+from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
+from tests.e2e.test_replay_and_purge import REFUSE_ALL, letters, refuse
 
 LONG = {"delivery.retry_initial_seconds": 3600, "delivery.retry_max_seconds": 3600}
 
@@ -119,6 +123,190 @@ def test_without_a_shipper_a_retry_says_so(shipper: Shipper, service: Service):
     group = retry(shipper, settings={"input.kafka": '{brokers=["127.0.0.1:9"],topics=["a"],group_id="g"}'})
     assert group.returncode == 2
     assert "input.kafka" in group.stderr
+
+
+# Replay -------------------------------------------------------------------------------------------------------------
+
+
+def assert_sums_up(counts: Mapping[str, Any]) -> None:
+    assert counts["read"] == sum(counts[name] for name in ("accepted", "dead_lettered", "duplicates", "pending"))
+
+
+def settled(shipper: Shipper) -> tuple[int, ...]:
+    """Return what is read, accepted, dead-lettered and a duplicate in the state, once it is sure that this sums up."""
+    state = shipper.read_state()
+    assert state.read == state.accepted + state.dead_lettered + state.duplicates
+    assert state.dead_lettered == len(state.dead_letters) + state.purged
+    return state.read, state.accepted, state.dead_lettered, state.duplicates
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
+    start: Start, shipper: Shipper, service: Service, sample: Sample, tmp_path: Path, form: str
+):
+    broken = [changed(sample.lines[20], BTag="?"), b"broken\n", b"x" * 3_000_000 + b"\n"]
+    refuse(shipper, [*sample.lines[:20], *broken])
+    alone = Shipper(tmp_path / "alone", service.target)
+    shutil.copytree(shipper.state, alone.state)
+    expected = letters(alone, "replay", "--summary", form)
+    service.reset()
+    running = start(settings=REFUSE_ALL, check=False)
+    wait_for_socket(running, shipper)
+    # The rules are those of the command, although the running process has others.
+    result = letters(shipper, "replay", "--summary", form)
+    assert (result.returncode, expected.returncode) == (3, 3)
+    service.assert_holds_exactly(sample.ids[:20])
+    assert set(service.times_received().values()) == {1}
+    if form == "json":
+        assert result.summary
+        assert expected.summary
+        assert result.counts() == (22, 20, 2, 0, 0)
+        assert result.summary | {"seconds": 0} == expected.summary | {"seconds": 0}
+    begun, *words = result.stderr.splitlines()
+    assert begun == f"process {running.pid}, which is running, sends them"
+    words_alone = expected.stderr.replace(str(alone.state), str(shipper.state)).splitlines()
+    lasted = re.compile(r"[0-9.]+ s, [0-9,]+ events/s")
+    assert [lasted.sub("", line) for line in words] == [lasted.sub("", line) for line in words_alone]
+    assert shipper.read_state() == alone.read_state()
+    assert [(letter.id, letter.attempts) for letter in shipper.read_state().dead_letters] == [(21, 1), (22, 1), (23, 0)]
+    again = letters(shipper, "replay", "--summary", "json")
+    assert again.counts() == (2, 0, 2, 0, 0)
+    assert running.stop().returncode == 0
+    assert settled(shipper) == (23, 20, 3, 0)
+
+
+def test_input_goes_on_beside_a_replay_and_the_admin_address_too(
+    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    refuse(shipper, sample.lines[:100])
+    shipper.target = fake.target
+    fake.plan(*[Reply()] * 3, HANG)
+    running = start(settings={"batch.max_events": 10, "delivery.concurrency": 2}, check=False)
+    admin = Admin(running)
+    replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
+    replaying.wait_until(lambda: fake.requests >= 4, "a batch of letters that hangs")
+    append(folder / "a.ndjson", sample.lines[100:130])
+    running.wait_until(lambda: set(sample.ids[100:130]) <= set(fake.event_ids()), "the records of the input")
+    assert not replaying.has_ended
+    assert admin.get("/readyz").status_code == 200
+    assert letters(shipper, "replay", check=False).returncode == 5, "one at a time"
+    fake.release()
+    result = replaying.finish()
+    assert (result.returncode, result.counts()) == (0, (100, 100, 0, 0, 0))
+    assert sorted(fake.event_ids()) == sorted(sample.ids[:130]), "each once"
+    running.wait_until(lambda: shipper.read_state().accepted == 130, "all saved")
+    assert_sums_up(admin.status()["live"])
+    running.wait_until(lambda: admin.status()["live"]["read"] == 130, "letters are read as records are")
+    assert running.stop().returncode == 0
+    assert settled(shipper) == (130, 130, 0, 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_replay_ends_with_the_one_who_asked_for_it_and_the_running_shipper_goes_on(
+    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, end: signal.Signals
+):
+    refuse(shipper, sample.lines[:100])
+    shipper.target = fake.target
+    fake.plan(*[Reply()] * 3)
+    fake.default = Reply(status=403)
+    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.retry_max_seconds": 0.5}
+    running = start(settings=settings, check=False)
+    wait_for_socket(running, shipper)
+    replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
+    replaying.wait_until(
+        lambda: shipper.read_state().accepted == 30 and fake.requests > 4, "three batches, and a pause"
+    )
+    replaying.process.send_signal(end)
+    result = replaying.finish()
+    if end == signal.SIGTERM:
+        assert result.returncode == 4
+        assert result.summary
+        assert result.summary["outcome"] == "drained"
+        assert result.counts()[1:4] == (30, 0, 0)
+        assert result.counts()[4] >= 10
+        assert_sums_up(result.summary)
+    assert len(shipper.read_state().dead_letters) == 70
+    fake.default = Reply()
+    append(folder / "a.ndjson", sample.lines[100:110])
+    running.wait_until(lambda: set(sample.ids[100:110]) <= set(fake.event_ids()), "records of the input")
+    running.wait_until(lambda: letters(shipper, "replay", check=False).returncode == 0, "the rest, once it is let go")
+    assert running.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:110])
+    assert settled(shipper) == (110, 110, 0, 0)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_replay_that_ends_with_the_running_shipper_goes_on_with_what_is_left(
+    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, end: signal.Signals
+):
+    refuse(shipper, sample.lines[:100])
+    shipper.target = fake.target
+    fake.plan(*[Reply()] * 4)
+    fake.default = HANG
+    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "delivery.drain_timeout_seconds": 0.5}
+    running = start(settings=settings, check=False)
+    wait_for_socket(running, shipper)
+    replaying = shipper.start("dead-letters", "replay", "--summary", "json", check=False)
+    replaying.wait_until(lambda: shipper.read_state().accepted == 40 and fake.requests == 5, "four batches saved")
+    running.process.send_signal(end)
+    ended, result = running.finish(), replaying.finish()
+    assert result.returncode == 4
+    if end == signal.SIGTERM:
+        assert ended.returncode == 4, "what hung is pending"
+        assert result.summary
+        assert result.counts()[1] == 40
+        assert_sums_up(result.summary)
+    else:
+        assert "the running shipper has ended before it could answer" in result.stderr
+    assert len(shipper.read_state().dead_letters) == 60
+    assert settled(shipper) == (100, 40, 60, 0)
+    fake.release()
+    wait_until(lambda: len(fake.stored) == 5, "the one that ended has no request under way")
+
+    sent = fake.requests
+    fake.default = Reply()
+    running = start(settings=settings, check=False)
+    wait_for_socket(running, shipper)
+    again = letters(shipper, "replay", "--summary", "json")
+    assert (again.returncode, again.counts()) == (0, (60, 60, 0, 0, 0))
+    assert len(fake.event_ids(fake.bodies[sent:])) == 60
+    assert running.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:100])
+    assert settled(shipper) == (100, 100, 0, 0)
+
+
+def test_a_replay_of_which_nothing_is_settled_is_given_up_and_the_running_shipper_is_not(
+    start: Start, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    refuse(shipper, sample.lines[:10])
+    shipper.target = fake.target
+    fake.default = Reply(status=503)
+    running = start(settings={"delivery.give_up_after_seconds": 0.5}, check=False)
+    wait_for_socket(running, shipper)
+    result = letters(shipper, "replay", "--summary", "json")
+    assert (result.returncode, result.counts()) == (4, (10, 0, 0, 0, 10))
+    assert "nothing of it was settled for 0.5 s" in result.stderr
+    assert not running.has_ended
+    fake.default = Reply()
+    retry(shipper)
+    assert letters(shipper, "replay", "--summary", "json").counts() == (10, 10, 0, 0, 0)
+    assert running.stop().returncode == 0
+
+
+def test_a_replay_beside_a_running_shipper_is_not_what_it_cannot_be(
+    start: Start, shipper: Shipper, service: Service, sample: Sample
+):
+    refuse(shipper, sample.lines[:10])
+    running = start(check=False)
+    wait_for_socket(running, shipper)
+    slow = letters(shipper, "replay", "--rate", "1")
+    assert (slow.returncode, "leave out --rate" in slow.stderr) == (2, True)
+    other = letters(shipper, "replay", env={"SHIPPER__INTAKE__BASE_URL": "http://127.0.0.1:9"})
+    assert (other.returncode, "intake.base_url" in other.stderr) == (2, True)
+    assert service.stored == 0
+    none = letters(shipper, "replay", "--reason", "ip", "--summary", "json")
+    assert (none.returncode, none.counts()) == (0, (0, 0, 0, 0, 0))
+    assert running.stop().returncode == 0
 
 
 # The socket ---------------------------------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def test_a_replay_that_is_killed_or_stopped_goes_on_with_what_is_left(
     assert times.total() == 110, "only the batch that was on its way at the kill came twice"
 
 
-def test_a_replay_beside_a_running_shipper_is_refused(shipper: Shipper, service: Service, sample: Sample):
+def test_a_replay_beside_a_pipe_is_refused(shipper: Shipper, service: Service, sample: Sample):
     refuse(shipper, sample.lines[:3])
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     running.wait_until(lambda: "" != (shipper.state / "lock").read_text() == f"{running.pid}\n", "the lock")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from socket import socket
 from typing import TYPE_CHECKING, Annotated
 from uuid import uuid4
 
+import msgspec
 import typer
 from msgspec.structs import replace as replaced
 
+from shipper.cli.asking import conversation, running_shipper
 from shipper.cli.common import (
     RateOption,
     SettingsOptions,
@@ -29,8 +32,8 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
     warn_of_cut_letters,
 )
-from shipper.cli.shipping import SummaryForm, SummaryOption, ship
-from shipper.config.settings import KafkaSettings, Settings
+from shipper.cli.shipping import SummaryForm, SummaryOption, ship, tell
+from shipper.config.settings import KafkaSettings, Settings, require_endpoint
 from shipper.model.errors import StateInUseError
 
 if TYPE_CHECKING:
@@ -58,7 +61,8 @@ def replay(
     Send dead letters again, oldest first, with the present settings. Accepted ones are deleted.
 
     What fails again stays, with its new reason. A further run, also after a crash, continues with the rest. All of them
-    are sent, even several with one EventId: the later one may be the corrected one.
+    are sent, even several with one EventId: the later one may be the corrected one. Beside `shipper run`, that process
+    sends them.
 
     Example: shipper dead-letters replay --reason ip --set records.relax=ip
     """
@@ -70,17 +74,31 @@ def replay(
         raise typer.Exit(_rehearse(readable_state(settings), selection, limit))
     if settings.input.kafka is not None:
         raise typer.Exit(_replay_of_group(settings, settings.input.kafka, selection, limit, summary))
-    from shipper.state.directory import holder_of
-
     try:
         code = ship("dead-letters replay", settings, _replayed(settings, selection, limit), form=summary)
-    except StateInUseError as error:
-        raise StateInUseError(
-            f"{settings.state.directory} is in use by a running shipper (process "
-            f"{holder_of(settings.state.directory)}); stop it, replay, and start it again. Nothing is lost meanwhile"
-        ) from error
+    except StateInUseError:
+        if (client := running_shipper(settings.state.directory)) is None:
+            raise
+        if rate is not None:
+            client.close()
+            raise typer.BadParameter("a running shipper sends them at its own rate; leave out --rate") from None
+        code = _ask(client, settings, selection, limit, summary)
     rest = _code_of_rest(settings, selection)
     raise typer.Exit(code or rest)
+
+
+def _ask(client: socket, settings: Settings, selection: Selection, limit: int | None, form: SummaryForm) -> int:
+    """Have a running shipper replay; returns the exit code."""
+    from shipper.pipeline.control import Replayed, ReplayRequest
+
+    destination = require_endpoint(settings, "intake").base_url
+    request = ReplayRequest(selection=selection, limit=limit, records=settings.records, destination=destination)
+    code, content = conversation(client, "replay", request)
+    replayed = msgspec.json.decode(content, type=Replayed | None)
+    if replayed is None:  # it was refused
+        raise typer.Exit(code)
+    tell(replayed.summary, replayed.reasons, settings, form)
+    return code
 
 
 def _code_of_rest(settings: Settings, selection: Selection) -> int:
