@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
-from typing import Final
+from typing import Annotated, Final
 
 import anyio
 import msgspec
@@ -24,10 +24,12 @@ from msgspec.structs import replace
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.model.errors import ConfigError, ShipperError, StateInUseError, first_of
 from shipper.model.version import __version__
+from shipper.pipeline.erasure import Erasure
 from shipper.pipeline.opening import OpenState
 from shipper.pipeline.pipeline import Pipeline
 from shipper.pipeline.summary import Summary
 from shipper.sources.replay import Replay
+from shipper.sources.segments import segments_in
 from shipper.state.letters import Selection, open_letters
 from shipper.status.live import Pause
 from shipper.system.control import PROTOCOL, REQUEST_BYTES, Answer, Request, listening
@@ -60,6 +62,27 @@ class ReplayRequest(Struct, kw_only=True):
     destination: str
 
 
+class EraseRequest(Struct, kw_only=True):
+    """
+    Whose dead letters to erase.
+
+    Attributes:
+        records: As for a replay.
+        is_confirmed: False = tell what there is.
+    """
+
+    consumer_id: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,40}$")]
+    records: RecordsSettings
+    is_confirmed: bool
+
+
+class Erased(Struct):
+    """How many letters there were, and those that may be somebody else's, in words."""
+
+    letters: int
+    doubtful: list[str]
+
+
 class Replayed(Struct):
     """What came of a replay: its summary, and how many letters broke which rule."""
 
@@ -87,7 +110,7 @@ async def controlled(pipeline: Pipeline, settings: Settings, state: OpenState) -
                 clients.start_soon(control.serve, await SocketListener.from_socket(listener))
             yield
             with anyio.move_on_after(_END_LIMIT_S):
-                await control.until_replayed()
+                await control.until_idle()
             clients.cancel_scope.cancel()
 
 
@@ -158,8 +181,8 @@ class _Control:
         self._settings = settings
         self._state = state
         self._clients = 0
-        self._is_replaying = False
-        self._commands = {"retry": self._retry, "replay": self._replay}
+        self._is_busy = False
+        self._commands = {"retry": self._retry, "replay": self._replay, "erase": self._erase}
 
     async def serve(self, listener: SocketListener) -> None:
         """Attend to clients until this is cancelled."""
@@ -236,12 +259,9 @@ class _Control:
                 f"process {os.getpid()} runs on {self._state.directory} and sends to another address than this one",
                 key="intake.base_url",
             )
-        if self._is_replaying or not self._pipeline.may_replay:
-            raise StateInUseError(
-                f"{self._state.directory} is in use by a running shipper (process {os.getpid()}), which replays "
-                "nothing now: its input has an end, or it replays already. Wait for that, and run the command again"
-            )
-        self._is_replaying = True
+        if self._is_busy or not self._pipeline.may_replay:
+            raise self._in_use("its input has an end, or it does so already")
+        self._is_busy = True
         try:
             await client.answer(f"process {os.getpid()}, which is running, sends them")
             opened = await run_sync(open_letters, self._state.directory)
@@ -257,12 +277,39 @@ class _Control:
             code = summary.exit_code(is_one_shot=True)
             await client.answer(code=code, content=Replayed(summary, reasons))
         finally:
-            self._is_replaying = False
+            self._is_busy = False
 
-    async def until_replayed(self) -> None:
-        """Wait until a client knows what came of the replay that it asked for."""
+    async def _erase(self, client: _Client, content: bytes) -> None:
+        """Erase the dead letters of a consumer, or count them, while nothing is saved."""
+        try:
+            wanted = msgspec.json.decode(content, type=EraseRequest)
+        except msgspec.MsgspecError:
+            raise _NoRequestError("this is no erasure that can be understood") from None
+        spooled = await run_sync(segments_in, self._state.directory / "spool")
+        if self._is_busy or not self._pipeline.may_replay or spooled:
+            raise self._in_use("its input has an end, or is in the spool, or dead letters are being sent or erased")
+        erasure = Erasure(replace(self._settings, records=wanted.records), self._state.store, wanted.consumer_id)
+
+        def work() -> Erased:
+            found = erasure.find()
+            return Erased(erasure.erase(found) if wanted.is_confirmed else len(found.letters), found.doubtful)
+
+        self._is_busy = True
+        try:
+            await client.answer(code=0, content=await self._pipeline.between_saves(work))
+        finally:
+            self._is_busy = False
+
+    def _in_use(self, why: str) -> StateInUseError:
+        return StateInUseError(
+            f"{self._state.directory} is in use by a running shipper (process {os.getpid()}), which cannot do that "
+            f"now: {why}. Wait for its end, or stop it, and run the same command again. Nothing is lost meanwhile"
+        )
+
+    async def until_idle(self) -> None:
+        """Wait until a client knows what came of what it asked for."""
         while True:
-            if not self._is_replaying:
+            if not self._is_busy:
                 break
             await anyio.sleep(_LOOK_S)
 

@@ -106,7 +106,8 @@ class Erasure:
         delimiter = self._settings.input.csv_delimiter
         for letter_id, is_noted in letters.candidates(self._consumer_id):
             content = letters.content(letter_id)
-            assert content is not None, "the lock is held"
+            if content is None:  # purged meanwhile, which takes no lock
+                continue
             rows = csv_rows(content.header, is_whole=True, delimiter=delimiter) if content.header else None
             consumer_id = self._consumer_of(content.raw, rows or LINES)
             if consumer_id == self._consumer_id or (is_noted and not consumer_id):

@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from random import Random
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -43,6 +43,7 @@ from shipper.system.native import ENGINE
 
 log = structlog.get_logger("pipeline")
 
+T = TypeVar("T")
 Signals = AbstractContextManager[AsyncIterator[signal.Signals]]
 
 _STUCK_LOOK_S: Final = 0.05
@@ -231,6 +232,10 @@ class Pipeline:
             message=replaying.message,
             engine=ENGINE,
         ), replaying.reasons
+
+    async def between_saves(self, work: Callable[[], T]) -> T:
+        """Call something that uses the state store, in a thread, while nothing else does."""
+        return await self._settlement.between_saves(work)
 
     async def _after_save(self, saved: Sequence[Checkpoint]) -> None:
         letters = [each for each in saved if each.stream.kind == "replay"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import anyio
 import structlog
@@ -28,6 +28,8 @@ from shipper.pipeline.acks import Acks, weight
 from shipper.state.store import Saved
 
 log = structlog.get_logger("pipeline")
+
+T = TypeVar("T")
 
 MAX_HELD_BYTES: Final = 6 << 20
 """Budget of what is read and not saved: dead letters, ledger keys, chunks; without the events that are on their way."""
@@ -438,6 +440,10 @@ class Settlement:
         if limit_s is None or self.full_since is None or anyio.current_time() < self.full_since + limit_s:
             return
         raise DeliveryGaveUpError(f"nothing could be saved for {limit_s:g} s: {self.obstacle.message}")
+
+    async def between_saves(self, work: Callable[[], T]) -> T:
+        """Call something that uses the store, in a thread, while nothing else does; saves wait for it."""
+        return await run_sync(work, limiter=self._threads)
 
     async def keep_expiring(self) -> None:
         """

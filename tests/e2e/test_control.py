@@ -23,7 +23,7 @@ from tests.e2e.driver import Result, Running, Service, Shipper, changed, wait_un
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.operated import Admin, Start
 from tests.e2e.test_follow import append, wait_for_events
-from tests.e2e.test_replay_and_purge import REFUSE_ALL, letters, refuse
+from tests.e2e.test_replay_and_purge import REFUSE_ALL, bytes_on_disk, letters, refuse
 
 LONG = {"delivery.retry_initial_seconds": 3600, "delivery.retry_max_seconds": 3600}
 
@@ -306,6 +306,65 @@ def test_a_replay_beside_a_running_shipper_is_not_what_it_cannot_be(
     assert service.stored == 0
     none = letters(shipper, "replay", "--reason", "ip", "--summary", "json")
     assert (none.returncode, none.counts()) == (0, (0, 0, 0, 0, 0))
+    assert running.stop().returncode == 0
+
+
+# Purge --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_consumer_is_erased_beside_a_running_shipper_which_goes_on(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    canary = {"ConsumerID": 777000777, "Username": "canary_bird"}
+    unreadable = b'{"Username":"canary_bird", 777000777\n'
+    refuse(shipper, [changed(sample.lines[0], **canary), *sample.lines[1:20], unreadable])
+    running = start(check=False)
+    wait_for_socket(running, shipper)
+    erase = ("purge", "--consumer-id", "0777000777")
+    asked = letters(shipper, *erase)
+    assert asked.returncode == 2
+    assert "erase consumer 777000777: 1 dead letter and 0 spooled records" in asked.stderr
+    assert bytes_on_disk(shipper.state).count(b"canary_bird") >= 2
+    result = letters(shipper, *erase, "--yes")
+    assert result.returncode == 4
+    assert "consumer 777000777: 1 dead letter and 0 spooled records erased" in result.stderr
+    assert "dead letter 21" in result.stderr
+    assert bytes_on_disk(shipper.state).count(b"canary_bird") == 1
+    assert letters(shipper, "purge", "21", "--yes").returncode == 0
+    again = letters(shipper, *erase, "--yes")
+    assert again.returncode == 0
+    assert "0 dead letters and 0 spooled records erased" in again.stderr
+    assert b"canary_bird" not in bytes_on_disk(shipper.state)
+    assert b"777000777" not in bytes_on_disk(shipper.state)
+    append(folder / "a.ndjson", sample.lines[30:40])
+    wait_for_events(running, service, sample.ids[30:40])
+    assert running.stop().returncode == 0
+    assert settled(shipper) == (31, 10, 21, 0)
+    assert (shipper.read_state().purged, len(shipper.read_state().dead_letters)) == (2, 19)
+    assert "777000777" not in running.stderr
+    assert "canary" not in running.stderr
+
+
+def test_no_consumer_is_erased_from_a_spool_that_is_being_read(
+    start: Start, shipper: Shipper, fake: FakeService, sample: Sample
+):
+    shipper.target = fake.target
+    fake.default = HANG
+    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running.stdin.write(sample.lines[0])
+    running.stdin.flush()
+    running.wait_until(lambda: fake.requests, "a request")
+    running.kill()
+    running = start(check=False)
+    wait_for_socket(running, shipper)
+    result = letters(shipper, "purge", "--consumer-id", "1", "--yes", check=False)
+    assert result.returncode == 5
+    assert f"process {running.pid}" in result.stderr
+    fake.release()
+    running.wait_until(lambda: shipper.read_state().accepted == 1, "what was spooled")
+    running.wait_until(
+        lambda: letters(shipper, "purge", "--consumer-id", "1", "--yes", check=False).returncode == 0, "an empty spool"
+    )
     assert running.stop().returncode == 0
 
 

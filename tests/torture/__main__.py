@@ -140,7 +140,7 @@ def _keep_evidence(folder: Path, adversary: Adversary, lanes: Sequence[Lane]) ->
     """Keep what lies on a disk in memory, and what was dealt when."""
     for lane in lanes:
         shutil.copytree(
-            lane.shipper.state, lane.shipper.folder / "state-kept", ignore=shutil.ignore_patterns("ballast")
+            lane.shipper.state, lane.shipper.folder / "state-kept", ignore=shutil.ignore_patterns("ballast", "control")
         )
     for where, deck in adversary.decks.items():
         (folder / f"faults-{where}").write_text("\n".join(deck.history) + "\n")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
+from shipper.cli.asking import conversation, running_shipper
 from shipper.cli.common import (
     SettingsOptions,
     confirm,
@@ -29,6 +32,7 @@ from shipper.cli.dead_letters.selecting import (
     selection_of,
 )
 from shipper.config.settings import KafkaSettings, Settings
+from shipper.model.errors import DeliveryGaveUpError, StateInUseError
 
 if TYPE_CHECKING:
     from shipper.state.letters import Selection
@@ -59,7 +63,7 @@ def purge(
     options: SettingsOptions,
 ) -> None:
     """
-    Delete dead letters for good. They stay counted. Works while a shipper runs, except for --consumer-id.
+    Delete dead letters for good. They stay counted. Works while a shipper runs; with --consumer-id, beside `run` alone.
 
     --consumer-id erases the records with this ConsumerID. A record that cannot be read and contains the number is
     listed and kept, with exit code 4. The ledger has no ConsumerIDs; to erase an AffiliateID that is a name or an
@@ -149,21 +153,46 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
     if not directory.exists():
         say(f"nothing is kept of consumer {consumer_id}, as there is no state directory {directory}")
         return
-    with locked_directory(directory):
-        store = Store(directory)
-        try:
+    spooled = several(0, "spooled record")
+    try:
+        with locked_directory(directory), closing(Store(directory)) as store:
             erasure = Erasure(settings, store, consumer_id)
             found = erasure.find()
-            letters, spooled = several(len(found.letters), "dead letter"), several(len(found.places), "spooled record")
+            spooled = several(len(found.places), "spooled record")
             if found.letters or found.places:
-                confirm(f"erase consumer {consumer_id}: {letters} and {spooled}, which will not be sent?", yes=yes)
-            purged = erasure.erase(found)
-        finally:
-            store.close()
+                _confirm_erasure(consumer_id, len(found.letters), spooled, yes=yes)
+            purged, doubtful = erasure.erase(found), found.doubtful
+    except StateInUseError:
+        purged, doubtful = _ask_to_erase(settings, consumer_id, spooled, yes=yes)
     say(f"consumer {consumer_id}: {several(purged, 'dead letter')} and {spooled} erased")
-    if found.doubtful:
-        _list_doubtful(found.doubtful)
+    if doubtful:
+        _list_doubtful(doubtful)
         raise typer.Exit(_LEFT_TO_DO)
+
+
+def _confirm_erasure(consumer_id: str, letters: int, spooled: str, *, yes: bool) -> None:
+    confirm(
+        f"erase consumer {consumer_id}: {several(letters, 'dead letter')} and {spooled}, which will not be sent?",
+        yes=yes,
+    )
+
+
+def _ask_to_erase(settings: Settings, consumer_id: str, spooled: str, *, yes: bool) -> tuple[int, list[str]]:
+    """Have a running shipper erase the letters; return how many there were, and those that are doubtful."""
+    from shipper.pipeline.control import Erased, EraseRequest
+
+    erased = Erased(0, [])
+    for is_confirmed in (False, True):
+        if (client := running_shipper(settings.state.directory)) is None:
+            raise DeliveryGaveUpError("the running shipper has ended meanwhile; run the same command again")
+        request = EraseRequest(consumer_id=consumer_id, records=settings.records, is_confirmed=is_confirmed)
+        code, content = conversation(client, "erase", request)
+        if code:
+            raise typer.Exit(code)
+        erased = msgspec.json.decode(content, type=Erased)
+        if erased.letters and not is_confirmed:
+            _confirm_erasure(consumer_id, erased.letters, spooled, yes=yes)
+    return erased.letters, erased.doubtful
 
 
 def _list_doubtful(doubtful: list[str]) -> None:
