@@ -176,6 +176,8 @@ class _Client:
 
 
 class _Control:
+    """Answers the clients of one pipeline; it does one thing with the dead letters at a time."""
+
     def __init__(self, pipeline: Pipeline, settings: Settings, state: OpenState) -> None:
         self._pipeline = pipeline
         self._settings = settings
@@ -226,8 +228,8 @@ class _Control:
     async def _retry(self, client: _Client, _: bytes) -> None:
         """Probe now, and tell what came of it, if that is known soon."""
         pipeline, process = self._pipeline, f"process {os.getpid()}"
-        pauses, is_waiting = pipeline.pauses, pipeline.is_waiting
-        if not is_waiting:
+        pauses = pipeline.pauses
+        if not pauses and not pipeline.is_failing:
             await client.answer(f"{process} is not paused: there is nothing to retry", 0)
             return
         pipeline.retry()
@@ -256,7 +258,7 @@ class _Control:
             raise _NoRequestError("this is no replay that can be understood") from None
         if wanted.destination != require_endpoint(self._settings, "intake").base_url:
             raise ConfigError(
-                f"process {os.getpid()} runs on {self._state.directory} and sends to another address than this one",
+                f"process {os.getpid()}, which runs on {self._state.directory}, sends to another address",
                 key="intake.base_url",
             )
         if self._is_busy or not self._pipeline.may_replay:

@@ -27,7 +27,8 @@ class Packer:
     Args:
         hold: Where to wait with an input that must not be settled as it is.
         wall_time: Seconds since the epoch.
-        suspects: By input, where records are that kept an earlier process from coming to an end.
+        suspects: By input, where records are that kept an earlier process from coming to an end; None = this packer
+            works beside another one, which alone writes down where it is.
 
     Attributes:
         waits_for_input_since: Nothing has come since then, on the event loop's clock; None while something is packed.
@@ -40,9 +41,10 @@ class Packer:
         hold: Hold,
         *,
         wall_time: Callable[[], float],
-        suspects: Mapping[str, Sequence[Place]],
+        suspects: Mapping[str, Sequence[Place]] | None,
     ) -> None:
-        self._suspects = suspects
+        self._suspects = suspects or {}
+        self._is_noting = suspects is not None
         self._settlement = settlement
         self._hold = hold
         self._wall_time = wall_time
@@ -96,7 +98,8 @@ class Packer:
                 self.waits_for_input_since = None
                 if not self._settlement.has_left_chunks:
                     stream = chunk.stream
-                    with noted(Piece("validate", stream.path, stream.key, chunk.start_offset, chunk.end_offset)):
+                    source = stream.key if self._is_noting else ""
+                    with noted(Piece("validate", stream.path, source, chunk.start_offset, chunk.end_offset)):
                         await self._pack(chunk, batches_tx)
             await self._empty(batches_tx)
 

@@ -177,9 +177,9 @@ class Pipeline:
         return self._observer.look().pauses
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether delivery pauses, or a failed attempt is to be repeated."""
-        return bool(self.pauses) or self._stages.is_failing
+    def is_failing(self) -> bool:
+        """Whether nothing was accepted since an attempt failed, which is to be repeated."""
+        return self._stages.is_failing
 
     def retry(self) -> None:
         """Try again now instead of waiting."""

@@ -151,7 +151,7 @@ class Stages:
             batches_tx = None
         if batches_tx is None:
             raise StateInUseError("the running shipper is starting or ending; try again")
-        packer = Packer(settings, self._settlement, self._new_hold(None), wall_time=self._wall_time, suspects={})
+        packer = Packer(settings, self._settlement, self._new_hold(None), wall_time=self._wall_time, suspects=None)
         chunks_tx, chunks_rx = anyio.create_memory_object_stream[Chunk](CHUNK_BUFFER)
         with batches_tx, chunks_rx:
             async with anyio.create_task_group() as flow:
@@ -179,7 +179,7 @@ class Stages:
 
     @property
     def is_failing(self) -> bool:
-        """Whether nothing was accepted since an attempt failed."""
+        """Whether nothing was accepted since an attempt failed, which is to be repeated."""
         return self._gate.failing_since is not None
 
     @property
