@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from calendar import monthrange
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -18,6 +19,7 @@ _MONTHS: Final = (
     *("July", "August", "September", "October", "November", "December"),
 )
 _TO: Final = "\N{EN DASH}"
+_DAYS: Final = re.compile(r"(?<![\w-])(\d{4}-\d\d-\d\d)(?: to (\d{4}-\d\d-\d\d))?(?![\w-])", re.ASCII)
 _ENDS_OF_DAY: Final = (time(0, 0, 0), time(23, 59, 59))
 
 
@@ -74,7 +76,11 @@ def period(period: wire.ReportingPeriod) -> str:
     days = days_of(period)
     if days is None:
         return f"{clean(period.start)} to {clean(period.end)}"
-    first, last = days
+    return days_in_words(*days)
+
+
+def days_in_words(first: date, last: date) -> str:
+    """Write days as the pages do: `1 January 2026`, `1-9 January 2026`, `January 2026`."""
     if is_whole_month(first, last):
         return f"{_MONTHS[first.month - 1]} {first.year}"
     end = f"{last.day} {_MONTHS[last.month - 1]} {last.year}"
@@ -84,6 +90,19 @@ def period(period: wire.ReportingPeriod) -> str:
         return f"{first.day}{_TO}{end}"
     year = "" if first.year == last.year else f" {first.year}"
     return f"{first.day} {_MONTHS[first.month - 1]}{year} {_TO} {end}"
+
+
+def with_days_in_words(sentence: str) -> str:
+    """Write the days that a sentence has as YYYY-MM-DD as the pages do; what looks like one and is none stays."""
+
+    def written(found: re.Match[str]) -> str:
+        try:
+            first, last = date.fromisoformat(found[1]), date.fromisoformat(found[2] or found[1])
+        except ValueError:
+            return found[0]
+        return days_in_words(first, last) if first <= last else found[0]
+
+    return _DAYS.sub(written, sentence)
 
 
 def short_period(period: wire.ReportingPeriod) -> str:

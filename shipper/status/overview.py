@@ -20,6 +20,7 @@ from shipper.state.sqlite import understood
 from shipper.state.streams import read_started_patterns
 
 _LETTERS: Final = 10  # the newest ones
+_RECENT: Final = 1_000  # letters that are looked through for the newest one of each input
 _Place = tuple[int, int]  # device and inode
 _Seen = tuple[int, int]  # size and time of the last change, in nanoseconds
 
@@ -54,6 +55,14 @@ class Present(NamedTuple):
     changed_ns: int = 0
 
 
+class NewestLetter(Struct, frozen=True):
+    """The newest dead letter of an input: `rule` is why it was refused, `last_at` when, seconds since the epoch."""
+
+    id: int
+    rule: str
+    last_at: float
+
+
 class StreamState(Struct, frozen=True):
     """
     How far an input is settled.
@@ -67,6 +76,7 @@ class StreamState(Struct, frozen=True):
         updated_at: When the checkpoint was saved, seconds since the epoch.
         delivered_until: All that was written to it up to then is settled; the moment of this look if all of it is.
             None = not known.
+        newest_dead_letter: None = it has none among the newest thousand of all inputs.
     """
 
     stream_id: int
@@ -77,6 +87,7 @@ class StreamState(Struct, frozen=True):
     compression: str
     updated_at: float
     delivered_until: float | None = None
+    newest_dead_letter: NewestLetter | None = None
 
 
 class SpoolState(Struct, frozen=True):
@@ -250,6 +261,7 @@ def followed_since(directory: Path) -> dict[str, float]:
 
 def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]) -> list[StreamState]:
     there = {(each.device, each.inode): each for each in present}
+    newest = _newest_by_stream(db)
     states = []
     folders: dict[str, dict[_Place, str]] = {}
     for row in map(_Row._make, db.execute(f"SELECT {_COLUMNS} FROM streams WHERE kind = 'file'")):
@@ -258,7 +270,7 @@ def _stream_states(db: sqlite3.Connection, at: float, present: Iterable[Present]
         now = (found.size, found.changed_ns) if found else _seen(path, place)
         if now is None and row.inode:
             now = _seen_beside(path, place, folders)
-        states.append(_stream_state(row, found.path if found else shown(path), now, at))
+        states.append(_stream_state(row, found.path if found else shown(path), now, at, newest.get(row.stream_id)))
     states += [StreamState(0, each.path, each.size, 0, each.size, "", 0.0) for each in there.values() if each.size]
     states.sort(key=lambda each: (-each.lag_bytes, each.delivered_until == at, -each.updated_at))
     return states
@@ -284,7 +296,7 @@ def _seen_beside(path: str, place: _Place, folders: dict[str, dict[_Place, str]]
     return _seen(folders[folder].get(place, ""), place)
 
 
-def _stream_state(row: _Row, path: str, now: _Seen | None, at: float) -> StreamState:
+def _stream_state(row: _Row, path: str, now: _Seen | None, at: float, newest: NewestLetter | None) -> StreamState:
     size, checkpoint, ended = row.size, row.checkpoint, (row.ended_size, row.ended_ns)
     size_now = now[0] if now else None
     if row.compression:
@@ -311,6 +323,7 @@ def _stream_state(row: _Row, path: str, now: _Seen | None, at: float) -> StreamS
         compression=row.compression,
         updated_at=row.updated_at,
         delivered_until=at if is_whole else until,
+        newest_dead_letter=newest,
     )
 
 
@@ -344,6 +357,15 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
 
 def _kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
     return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))
+
+
+def _newest_by_stream(db: sqlite3.Connection) -> dict[int, NewestLetter]:
+    """Return the newest letter of each stream, among those of late: there is no index by which to find others."""
+    newest: dict[int, NewestLetter] = {}
+    query = "SELECT stream_id, id, rule, last_at FROM dead_letters ORDER BY id DESC LIMIT ?"
+    for stream_id, *letter in db.execute(query, [_RECENT]):
+        newest.setdefault(stream_id, NewestLetter(*letter))
+    return newest
 
 
 def _newest_letters(db: sqlite3.Connection, path: Path) -> list[LetterBrief]:

@@ -81,7 +81,9 @@ class Browser:
             self.order(
                 "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
             )
-            self.order("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+            self.order(
+                "Emulation.setEmulatedMedia", media="", features=[{"name": "prefers-color-scheme", "value": scheme}]
+            )
         self.troubles.clear()
         self.order("Page.navigate", url=url)
         page.until("typeof isLeft === 'undefined' && document.documentElement?.dataset.shown > 0")
@@ -108,6 +110,10 @@ class Browser:
         self.order("Page.navigate", url=url)
         page.until("typeof isLeft === 'undefined' && document.readyState === 'complete'")
         return page.run("document.documentElement.outerHTML")
+
+    def forget_shape(self) -> None:
+        """Set width and colours anew for the page that is opened next."""
+        self._shape, self._read_at = None, ()
 
     def _begin(self) -> None:
         target = self.order("Target.createTarget", url="about:blank")["targetId"]
@@ -171,6 +177,14 @@ class Page:
         """What the browser complained of: errors, breaches of the policy, anything on its console."""
         self.run("1")
         return self._browser.troubles
+
+    def lay_out(self, *, width: int, media: str = "screen", scheme: str = "light") -> None:
+        """Lay the page out anew, until another one is opened."""
+        shape = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.order("Emulation.setDeviceMetricsOverride", **shape)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.order("Emulation.setEmulatedMedia", media=media, features=features)
+        self._browser.forget_shape()
 
     def move_mouse(self, x: float, y: float) -> None:
         self.order("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)

@@ -43,6 +43,7 @@ def test_the_admin_address_tells_how_things_stand_and_nothing_personal(
     assert (stream["path"], stream["lag_bytes"]) == (str(folder / "a.ndjson"), 0)
     (letter,) = status["state"]["newest_dead_letters"]
     assert letter["path"] == str(folder / "a.ndjson")
+    assert stream["newest_dead_letter"] == {name: letter[name] for name in ("id", "rule", "last_at")}
     assert status["report"] is None
 
     assert (admin.get("/healthz").status_code, admin.get("/readyz").text) == (200, "ready\n")

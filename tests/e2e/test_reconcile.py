@@ -103,7 +103,7 @@ def ship(shipper: Shipper, lines: Iterable[bytes], **options: Any) -> Result:
     return shipper.run("backfill", file, "--summary", "json", **options)
 
 
-def reconcile(shipper: Shipper, *options: str, days: tuple[str, str] = OCTOBER, account: int = 1001) -> Result:
+def reconcile(shipper: Shipper, *options: str, days: tuple[str, ...] = OCTOBER, account: int = 1001) -> Result:
     return show(shipper, "reconcile", str(account), *days, *options)
 
 
@@ -328,6 +328,7 @@ def test_seven_events_that_the_service_lost_are_named(reporting: Shipper, servic
     assert {key: -row["unexplained"] for key, row in differing(found).items()} == by_day(lost)
     table = reconcile(reporting)
     assert table.returncode == 3
+    assert reconcile(reporting, days=("2025-10",)).stdout == table.stdout
     assert "7 accepted records are missing from the report" in table.stdout
     page = reporting.folder / "october.html"
     result = reconcile(reporting, "--all", "--format", "html", "--output", str(page))

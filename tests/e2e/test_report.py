@@ -11,12 +11,14 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from shipper.model import wire
+from shipper.report.ranges import period_of
 from tests.e2e.driver import SHIPPER, Running, Shipper, Target, wait_until
 from tests.report_documents import brand, entry, report
 from tests.report_service import ReportService, document, ok, refusal
@@ -270,3 +272,29 @@ def test_what_was_restated_is_told_though_a_signal_comes_before_the_other_answer
         [" 2026-10-01 to 2026-10-31: restated", " 1 field differs; see: shipper report diff 1001 2026-10-01 2026-10-31"]
     ]
     assert log.read_text() == "2026-10-01\n"
+
+
+# Periods
+
+
+@pytest.mark.parametrize("word", ["yesterday", "last-month", "2026-10", "2026-10-07"])
+def test_a_period_stands_for_start_and_end_wherever_they_do(
+    word: str, told: Reporter, shipper: Shipper, origin: ReportService
+):
+    def meant() -> set[str]:
+        days = period_of(word, datetime.now(UTC).date())
+        assert days is not None
+        return {str(days.start), str(days.end)}
+
+    before = meant()
+    for command in ([], ["fetch"], ["fetch"], ["watch", "--once"]):
+        assert told(*command, "1001", word).returncode == 0, command
+    days = {str(day) for asked in origin.asked for day in (asked.start, asked.end)}
+    assert days in (before, meant(), before | meant()), "the day may have ended meanwhile"
+    if before == meant():
+        assert sorted(before)[0] in told.good("history", "1001", word)
+        assert told("diff", "1001", word).returncode == 0
+        assert "no report of account 1001 is kept" in told("history", "1001", "2025-01").stderr
+    assert shipper.run("ledger", word, env=told.environment).returncode == 0
+    refused = told("1001", "last-weak")
+    assert (refused.returncode, "'last-weak' is not a date or a period, such as" in refused.stderr) == (2, True)

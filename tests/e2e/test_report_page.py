@@ -14,9 +14,11 @@ import pytest
 from shipper.model import wire
 from shipper.report.metrics import CLICKS, METRICS, REGISTRATIONS, added
 from shipper.report.page import render_page
+from shipper.report.reconcile.page import render_page as reconciled_page
 from shipper.report.rows import Fetched, entries_of
-from tests.e2e.browser import Browser
+from tests.e2e.browser import Browser, Page
 from tests.report_documents import HOSTILE_NAMES, fetched, hostile, months
+from tests.unit.test_reconcile_forms import made
 
 VOID = {"meta", "link", "br"}
 
@@ -198,3 +200,63 @@ def test_names_with_markup_are_text_to_the_browser(browser: Browser, tmp_path: P
     assert "7  <script>alert(1)</script>" in names
     assert "8  </style><b onload='x'>&amp;" in names
     assert len(names) == len(HOSTILE_NAMES)
+
+
+# How it is laid out
+
+
+PAGES = {
+    "report": lambda: render_page(months(3), ["2026-10-01 to 2026-10-31: a finding."]),
+    "reconciliation": lambda: reconciled_page(made("incomplete"), [], made_at="2026-11-01T08:00:00Z", shows_all=True),
+}
+NARROW = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth).length"
+
+
+def laid_out(browser: Browser, name: str, folder: Path, font: str = "") -> Page:
+    html = PAGES[name]()
+    style = f'<style>body {{ font-family: "{font}" }}</style></head>' if font else "</head>"
+    browse(browser, html.replace("</head>", style), folder)
+    page = Page(browser)
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = true })")
+    return page
+
+
+@pytest.mark.parametrize("font", ["DejaVu Sans", "DejaVu Serif", "Liberation Sans", "sans-serif"])
+@pytest.mark.parametrize("name", PAGES)
+def test_no_column_is_cut_off_on_a_desktop_in_any_font(name: str, font: str, browser: Browser, tmp_path: Path):
+    page = laid_out(browser, name, tmp_path, font)
+    for width in (1280, 1366, 1440, 1920):
+        page.lay_out(width=width)
+        assert page.run(NARROW) == 0, (width, font)
+        ends = "[...document.querySelectorAll('td:last-child')].map(one => getComputedStyle(one).paddingRight)"
+        assert set(page.run(ends)) == {"14px"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_page_never_scrolls_sideways_but_its_tables_may(name: str, scheme: str, browser: Browser, tmp_path: Path):
+    page = laid_out(browser, name, tmp_path)
+    page.lay_out(width=360, scheme=scheme)
+    assert page.run("document.documentElement.scrollWidth") <= 360
+    is_dark = page.run("getComputedStyle(document.body).backgroundColor") == "rgb(19, 20, 23)"
+    assert is_dark == (scheme == "dark")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_on_paper_all_is_open_white_and_within_the_sheet(name: str, browser: Browser, tmp_path: Path):
+    page = laid_out(browser, name, tmp_path)
+    page.run("document.querySelectorAll('details').forEach(one => { one.open = false })")
+    page.lay_out(width=1032, media="print", scheme="dark")  # A4 across, without its margins
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    ends = "[...document.querySelectorAll('td:last-child')].map(one => one.getBoundingClientRect())"
+    assert page.run(f"Math.max(...{ends}.map(one => one.right))") <= 1032
+    assert page.run(f"Math.min(...{ends}.map(one => one.height))") > 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_days_are_written_in_words_as_on_the_status_page(name: str, browser: Browser, tmp_path: Path):
+    page = laid_out(browser, name, tmp_path)
+    text = page.text()
+    assert not re.search(r"\d{4}-\d\d-\d\d", text), text
+    assert re.search(r"\d \w+ 20\d\d, \d\d:\d\d UTC", text), "a moment"
+    assert ("7 October 2026" if name == "reconciliation" else "October 2026: a finding.") in text

@@ -79,7 +79,7 @@ def test_healthy_shipper_reads_as_one(show: Show):
         "shipper run to https://intake.example.com/acquisition, state in /var/lib/shipper/malta"
     )
     assert page.text("#facts") == (
-        "Version 0.1.0 Process 4711 Up since 19 Sept, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago) "
+        "Version 0.1.0 Process 4711 Up since 19 September, 12:16 (2 d 3 h) Last acceptance 16:13:18 (1 s ago) "
         "Last pause throttled for 1 min, until 14:14:20"
     )
     assert page.texts(".pause") == []
@@ -256,8 +256,8 @@ def test_key_figures_have_units_and_thousands_apart(show: Show):
         "In flight": "3 of 16 | requests, and how many may be",
         "Latency": "12.4 ms p50 | p95 47.1 ms",
         "Access token": "in 42 min | expires 16:55:20",
-        "Service certificate": "in 83 d | expires 13 Dec, 15:13",
-        "Newest report fetched": "3 h ago | 13:13:20, account 1001, 2026-09-01 to 2026-09-20",
+        "Service certificate": "in 83 d | expires 13 December, 15:13",
+        "Newest report fetched": "3 h ago | 13:13:20, account 1001, 1\N{EN DASH}20 September 2026",
     }
     assert page.text("#balance .sum") == (
         "12,353,678 read = 12,340,000 accepted + 0 dead-lettered + 5,678 duplicates + 8,000 pending"
@@ -335,6 +335,25 @@ def test_inputs_are_a_table_with_their_progress(show: Show):
     assert page.run("document.querySelector('#streams progress').position") == pytest.approx(0.6887, abs=0.001)
     assert "gzip" in page.texts("#streams tbody tr")[1]
     assert page.text("#streams .sub") == "3 files, 1 behind by 96.5 MB in all; the one with most lag first."
+
+
+def test_an_input_names_its_newest_dead_letter_and_leads_to_it_or_to_all_of_them(show: Show):
+    newest = LETTERS["newest_dead_letters"][0]
+    letters = [
+        {"id": newest["id"], "rule": "country", "last_at": NOW - 40},
+        {"id": 7, "rule": "ip", "last_at": NOW - 9e4},
+    ]
+    streams = [
+        stream | {"newest_dead_letter": letter} for stream, letter in zip(STATE["streams"], letters, strict=False)
+    ]
+    page = show(document(**LETTERS, streams=[*streams, STATE["streams"][2]]), width=360)
+    assert page.texts("#streams tbody th .note") == [
+        "newest dead letter 16:12:40, country",
+        "newest dead letter 20 September, 15:13, ip",
+    ]
+    where = "[...document.querySelectorAll('#streams th a')].map((one) => document.querySelector(one.hash).innerText)"
+    assert page.run(where) == ["16:13:20", "Dead letters"]
+    assert page.run("document.documentElement.scrollWidth") == 360
 
 
 def test_a_member_of_a_group_shows_its_partitions_in_place_of_files(show: Show):
@@ -675,4 +694,15 @@ def test_state_that_is_empty_is_told_in_words(show: Show):
 def test_page_never_scrolls_sideways(scene: str, width: int, show: Show):
     page = show(scene, width=width, scheme="dark")
     assert page.run("document.documentElement.scrollWidth") <= width
+    assert page.troubles == []
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_on_paper_all_is_there_on_white_within_the_sheet(scene: str, visit: Callable[[str], Page]):
+    page = visit(scene)
+    on_screen = page.text()
+    page.lay_out(width=718, media="print", scheme="dark")  # A4 upright, without its margins
+    assert page.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.run("document.documentElement.scrollWidth") <= 718
+    assert page.text("h1") in on_screen
     assert page.troubles == []

@@ -222,6 +222,10 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
         (13, "invalid", "m12"),
     ]
     assert len(newest) == 10
+    everything = document(Snapshot(at=AT, state=look_at(tmp_path, AT)), None)["state"]["streams"]
+    named = {each["stream_id"]: each["newest_dead_letter"] for each in everything}
+    assert named.pop(1) == {name: newest[0][name] for name in ("id", "rule", "last_at")}
+    assert set(named.values()) == {None}
     assert set(newest[0]) == {
         *("id", "rule", "path", "offset", "event_id", "status", "delivery", "last_at", "message"),
     }

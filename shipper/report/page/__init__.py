@@ -13,7 +13,7 @@ from shipper.report.page import sections, tables, tiles
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, document, header, join, section, tag
 from shipper.report.rows import Fetched, by_account
-from shipper.report.wording import clean, moment, period, with_code
+from shipper.report.wording import clean, moment, period, with_code, with_days_in_words
 
 
 def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = (), coverage: Coverage = WHOLE) -> str:
@@ -32,7 +32,11 @@ def render_page(fetched: Iterable[Fetched], findings: Sequence[str] = (), covera
     ]
     names = ", ".join(_name(account) for account in accounts)
     title = f"Affiliate daily report: {names}"
-    missing = tag("main", *(tag("p", line, class_="alert") for line in coverage.lines())) if coverage.missing else None
+    missing = (
+        tag("main", *(tag("p", with_days_in_words(line), class_="alert") for line in coverage.lines()))
+        if coverage.missing
+        else None
+    )
     return document(title, missing, *(_account(account) for account in accounts), tag("footer", _findings(findings)))
 
 
@@ -82,4 +86,4 @@ def _currencies(account: Account) -> list[str]:
 def _findings(findings: Sequence[str]) -> Html:
     if not findings:
         return join([])
-    return section("Findings", tag("ul", *(tag("li", finding) for finding in findings)))
+    return section("Findings", tag("ul", *(tag("li", with_days_in_words(finding)) for finding in findings)))

@@ -12,7 +12,16 @@ from shipper.report.metrics import METRICS, Metric, added, currencies
 from shipper.report.page.account import Account
 from shipper.report.page.markup import Html, minus, section, sub, table, tag
 from shipper.report.rows import Fetched, Line, lines_of, lines_over, shows_currency
-from shipper.report.wording import SEVERAL_CURRENCIES, money, period, short_period, with_code, with_sign, written
+from shipper.report.wording import (
+    SEVERAL_CURRENCIES,
+    moment,
+    money,
+    period,
+    short_period,
+    with_code,
+    with_sign,
+    written,
+)
 
 _CENTS: Final = 2
 
@@ -154,7 +163,9 @@ def _document(item: Fetched) -> Html:
         ),
         tag("td", tag("bdi", report.reporting_currency), class_="text"),
         *balances,
-        tag("td", report.reporting_time, class_="text"),
-        tag("td", item.fetched_at, class_="text"),
+        *(
+            tag("td", tag("span", moment(at), title=at), class_="text")
+            for at in (report.reporting_time, item.fetched_at)
+        ),
         tag("td", tag("code", (report.last_check_sum or "")[:12], title=report.last_check_sum), class_="text"),
     )

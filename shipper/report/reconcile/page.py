@@ -9,7 +9,8 @@ from typing import Final
 
 from shipper.model.units import several
 from shipper.report.page.markup import Html, data, document, header, section, sub, table, tag
-from shipper.report.reconcile.rows import Reconciliation, Row
+from shipper.report.ranges import DateRange
+from shipper.report.reconcile.rows import Pair, Reconciliation, Row
 from shipper.report.reconcile.words import (
     LeftOut,
     Names,
@@ -21,13 +22,12 @@ from shipper.report.reconcile.words import (
     span_of,
     totals_of,
 )
-from shipper.report.wording import moment, number, with_sign
+from shipper.report.wording import days_in_words, moment, number, with_days_in_words, with_sign
 
 _STYLE: Final = """
 .said { white-space: normal; min-width: 220px; }
 .verdict { font-size: 17px; font-weight: 600; margin-top: 22px; max-width: 80ch; }
 thead tr:last-child th:first-child { padding-left: 18px; }
-tr > :last-child { padding-right: 18px; }
 tr.unexplained data.rest { color: var(--accent); font-weight: 650; }
 """
 _WORDS: Final = {"What explains it", "Why"}
@@ -57,7 +57,7 @@ def render_page(found: Reconciliation, notes: Sequence[str], *, made_at: str, sh
     for why, lines in groupby(left_out(found, shows_elsewhere=shows_all), key=lambda each: each.why):
         sections.append(section(why.capitalize(), _left_out(lines, names, why)))
     said = [*remarks(found, shows_elsewhere=shows_all), *notes]
-    footer = section("Notes", tag("ul", *(tag("li", each) for each in said))) if said else None
+    footer = section("Notes", tag("ul", *(tag("li", with_days_in_words(each)) for each in said))) if said else None
     title = f"Reconciliation: {names.account}"
     return document(title, tag("main", *sections), tag("footer", footer), style=_STYLE)
 
@@ -69,8 +69,10 @@ def _head(found: Reconciliation, names: Names, made_at: str) -> Html:
         "Reports": coverage(found) or f"{len(found.periods):,}",
         "Made at": moment(made_at),
     }
-    verdict = [tag("p", line, class_="verdict") for line in headlines(found)]
-    return header("Reconciliation of registrations", names.account, str(span_of(found)), facts, lines=verdict)
+    verdict = [tag("p", with_days_in_words(line), class_="verdict") for line in headlines(found)]
+    return header(
+        "Reconciliation of registrations", names.account, days_in_words(*span_of(found)), facts, lines=verdict
+    )
 
 
 def _tiles(found: Reconciliation) -> Html:
@@ -111,8 +113,9 @@ def _by_period(found: Reconciliation, names: Names) -> list[Html]:
     for days, group in groupby(found.rows, key=lambda row: row.days):
         rows = list(group)
         statuses = [status for status in ("unexplained", "provisional") if any(row.status == status for row in rows)]
+        title = days_in_words(*days)
         badges = [tag("span", status, class_="badge") for status in statuses]
-        parts.append(tag("details", tag("summary", str(days), *badges), _rows(rows, names, str(days), is_bare=True)))
+        parts.append(tag("details", tag("summary", title, *badges), _rows(rows, names, title, is_bare=True)))
     return parts or [sub("Nothing was accepted or reported.")]
 
 
@@ -120,9 +123,9 @@ def _rows(rows: Iterable[Row], names: Names, title: str, *, is_bare: bool = Fals
     lines = [
         tag(
             "tr",
-            *_names(*names.place(row.days, row.pair)),
+            *_place(row.days, row.pair, names),
             *_figures(totals_of([row]), has_report=row.result is not None),
-            tag("td", said_of(row) or row.status, class_="text said"),
+            tag("td", with_days_in_words(said_of(row)) or row.status, class_="text said"),
             class_=f"source {row.status}",
         )
         for row in rows
@@ -135,9 +138,9 @@ def _left_out(lines: Iterable[LeftOut], names: Names, title: str) -> Html:
     rows = [
         tag(
             "tr",
-            *_names(*names.place(each.days, each.pair)),
+            *_place(each.days, each.pair, names),
             tag("td", data(Decimal(each.accepted), f"{each.accepted:,}")),
-            tag("td", each.words, class_="text said"),
+            tag("td", with_days_in_words(each.words), class_="text said"),
             class_="source",
         )
         for each in lines
@@ -151,6 +154,10 @@ def _table(
     heads = [tag("th", name, scope="col", class_="text") for name in names]
     heads += [tag("th", name, scope="col", class_="text" if name in _WORDS else None) for name in figures]
     return table(title, [tag("tr", *heads)], [tag("tbody", *lines)], is_card=not is_bare)
+
+
+def _place(days: DateRange, pair: Pair | None, names: Names) -> list[Html]:
+    return _names(days_in_words(*days), *names.place(days, pair)[1:])
 
 
 def _names(first: str, *others: str) -> list[Html]:

@@ -94,11 +94,12 @@ function streams(live, state, now) {
   const lag = `${count(state.streams_behind)} behind by ${bytes(state.lag_bytes)} in all; the one with most lag first`;
   const files = `${several(total, "file")}, ${state.streams_behind ? lag : "none behind"}.`;
   const heads = ["Path", "Settled", "Size", "Lag", "Delivered up to"];
+  const letters = list(state.newest_dead_letters).map((each) => fields(each).id);
   fill(
     "streams",
     el("p", { class: "sub" }, total ? files : "No file has been read yet."),
     spool(fields(state.spool)),
-    known.length ? table(heads, known.map((each) => streamRow(each, now))) : null,
+    known.length ? table(heads, known.map((each) => streamRow(each, letters, now))) : null,
     more > 0 ? el("p", { class: "more" }, `\u2026 and ${count(more)} more`) : null,
     lost(list(state.unreachable).map(fields), now),
   );
@@ -137,16 +138,27 @@ function spool({ segments, bytes: size, lag_bytes: left }) {
   return el("p", { class: "sub" }, `Standard input: ${kept}`);
 }
 
-function streamRow(each, now) {
+function streamRow(each, letters, now) {
   const [max, value] = each.size > 0 ? [each.size, each.checkpoint ?? 0] : [1, 1];
   const share = el("span", { class: "share" }, percent(value, max));
   return [
-    [quoted(each.path), each.compression ? el("span", { class: "tag" }, visible(each.compression)) : null],
+    [
+      quoted(each.path),
+      each.compression ? el("span", { class: "tag" }, visible(each.compression)) : null,
+      newestLetter(fields(each.newest_dead_letter), letters, now),
+    ],
     [el("progress", { max, value, "aria-label": "settled" }), share],
     [bytes(each.size)],
     [bytes(each.lag_bytes)],
     [time(each.delivered_until, now)],
   ];
+}
+
+/** The newest dead letter of an input, with a link to where more is said of it. */
+function newestLetter({ id, rule, last_at: at }, letters, now) {
+  if (!isMoment(at)) return null;
+  const link = el("a", { href: letters.includes(id) ? `#letter-${id}` : "#letters" }, "newest dead letter");
+  return el("span", { class: "note" }, link, " ", time(at, now), ", ", quoted(rule, 40));
 }
 
 function lost(inputs, now) {
@@ -209,7 +221,7 @@ function ruleBars(rules) {
 function letterRow(each, command, now) {
   const answer = each.status ? `answer ${visible(each.status)}` : words(each.delivery);
   return [
-    [time(each.last_at, now)],
+    [el("span", { id: `letter-${each.id}` }, time(each.last_at, now))],
     [quoted(each.rule, 40), el("span", { class: "note" }, answer)],
     [
       quoted(`${each.path ?? ""}:${each.offset ?? ""}`),
@@ -240,7 +252,7 @@ function expiry(title, at, isSoon, now) {
 
 function newestReport(report, now) {
   if (!isMoment(report.fetched_at)) return tile("Newest report", "none", "none was fetched yet");
-  const span = el("span", { class: "whole" }, quoted(report.start, 12), " to ", quoted(report.end, 12));
+  const span = el("span", { class: "whole" }, quoted(days(report.start, report.end), 40));
   const note = [time(report.fetched_at, now), `, account ${visible(report.account)}, `, span];
   return tile("Newest report fetched", ago(report.fetched_at, now), note);
 }

@@ -49,8 +49,21 @@ function clock(at, now = at) {
   if (!isMoment(at)) return NONE;
   const [date, today] = [new Date(at * 1000), new Date(now * 1000)];
   if (date.toDateString() === today.toDateString()) return date.toLocaleTimeString("en-GB");
-  const day = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" };
-  return date.toLocaleString("en-GB", date.getFullYear() === today.getFullYear() ? day : { ...day, year: "numeric" });
+  const day = { day: "numeric", month: "long", ...(date.getFullYear() === today.getFullYear() ? {} : { year: "numeric" }) };
+  return `${date.toLocaleDateString("en-GB", day)}, ${minute(at)}`;
+}
+
+/** Days that are given as YYYY-MM-DD, both included, as the report's page has them: 1\u201320 September 2026. */
+function days(start, end) {
+  const [first, last] = [start, end].map((day) => new Date(`${day}T00:00:00Z`));
+  if (!(first <= last)) return `${start} to ${end}`;
+  const long = { day: "numeric", month: "long", timeZone: "UTC" };
+  const whole = last.toLocaleDateString("en-GB", { ...long, year: "numeric" });
+  if (start === end) return whole;
+  const isOf = (length) => String(start).slice(0, length) === String(end).slice(0, length);
+  if (isOf("YYYY-MM".length)) return `${first.getUTCDate()}\u2013${whole}`;
+  const year = isOf("YYYY".length) ? {} : { year: "numeric" };
+  return `${first.toLocaleDateString("en-GB", { ...long, ...year })} \u2013 ${whole}`;
 }
 
 const minute = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
