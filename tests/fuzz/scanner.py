@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Sequence
+from random import Random
 from typing import Final
 
 from shipper.codec.codec import repeats_in
@@ -17,6 +19,9 @@ from tests.fuzz.records import LINE_SEEDS, MUTATE
 from tests.unit.test_codec import LATEST
 
 _LIMIT: Final = 2_000
+_MUCH_ROOM: Final = 0xFF
+_CHUNK_LINES: Final = 100
+_BYTES: Final = [bytes([each]) for each in b'09azAZ"\\,:{}[] \t\r\0\x7f\x80\xc3\xa9\xff-+.eT']
 _JUDGE: Final = Judge(RecordsSettings(mode="strict"))
 _ODD: Final = re.compile(rb'\\|"(?:ConsumerID|BrandID)"[ \t\r]*:[ \t\r]*[0-9]*[^0-9 \t\r,}]|"[0-9]{21,}_')
 
@@ -31,6 +36,8 @@ def check_scanner(data: bytes) -> object:
     head, _, body = data.partition(b"\n")
     head += b"\0\0"
     room_events, room_bytes = 1 + head[0] % 7, 300 + 100 * (head[1] % 40)
+    if head[0] == _MUCH_ROOM:
+        room_events, room_bytes = 60, 1 << 16
     window = NATIVE.DedupeWindow(head[1] % 2)
     start, taken, left = 0, 0, 0
     known: set[bytes] = set()
@@ -77,4 +84,32 @@ def check_scanner(data: bytes) -> object:
     return taken, left
 
 
-TARGETS: Final = (Target("scanner", check_scanner, LINE_SEEDS, MUTATE, share=2),) if NATIVE else ()
+_ORDINARY: Final = [line.split(b'"') for seed in LINE_SEEDS for line in seed[3:].split(b"\n") if judged([line])]
+
+
+def cross(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
+    """Make a chunk of a hundred lines, each of two others that are joined at a quote; in many, change a byte."""
+    random = rng.random
+    others = [line.split(b'"') for line in (data[3:] + b"\n" + pool[int(random() * len(pool))][3:]).split(b"\n")]
+    made = []
+    for _ in range(_CHUNK_LINES):
+        second = _ORDINARY[int(random() * len(_ORDINARY))]
+        some = others if random() < 0.2 else _ORDINARY
+        first = some[int(random() * len(some))]
+        at = int(random() * len(second))
+        line = b'"'.join(first[:at] + second[at:])
+        if random() < 0.4:
+            at = int(random() * len(line))
+            line = line[:at] + _BYTES[int(random() * len(_BYTES))] + line[at + 1 :]
+        made.append(line)
+    return b"%b\n%b" % (bytes((_MUCH_ROOM, int(random() * 256))), b"\n".join(made))
+
+
+TARGETS: Final = (
+    (
+        Target("scanner", check_scanner, LINE_SEEDS, MUTATE, share=2),
+        Target("chunks", check_scanner, LINE_SEEDS, cross, share=0.2),
+    )
+    if NATIVE
+    else ()
+)
