@@ -265,7 +265,9 @@ class _Control:
             raise self._in_use("its input has an end, or it does so already")
         self._is_busy = True
         try:
-            await client.answer(f"process {os.getpid()}, which is running, sends them")
+            pauses = self._pipeline.pauses
+            waits = f"; it is {_in_words(pauses)}" if pauses else ""
+            await client.answer(f"process {os.getpid()}, which is running, sends them{waits}")
             opened = await run_sync(open_letters, self._state.directory)
             assert opened is not None, "the store has made it"
             with closing(opened) as letters:

@@ -22,6 +22,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import Result, Running, Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.operated import Admin, Start
+from tests.e2e.test_crash_points import SAVES
 from tests.e2e.test_follow import append, wait_for_events
 from tests.e2e.test_replay_and_purge import REFUSE_ALL, bytes_on_disk, letters, refuse
 
@@ -275,21 +276,55 @@ def test_a_replay_that_ends_with_the_running_shipper_goes_on_with_what_is_left(
     assert settled(shipper) == (100, 100, 0, 0)
 
 
+@pytest.mark.parametrize("passing", [1, 2])
+@pytest.mark.parametrize("point", SAVES)
+def test_a_crash_of_the_running_shipper_in_a_save_of_a_replay_loses_nothing_and_repeats_no_saved_letter(
+    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample, point: str, passing: int
+):
+    refuse(shipper, sample.lines[:40])
+    shipper.target = fake.target
+    settings = {"batch.max_events": 10, "delivery.concurrency": 1, "state.commit_interval_seconds": 0.001}
+    running = start(settings=settings, check=False, env={"SHIPPER_CRASH_AT": f"{point}:{passing}"})
+    wait_for_socket(running, shipper)
+    result = letters(shipper, "replay", check=False)
+    assert result.returncode == 4
+    assert running.finish().returncode == -signal.SIGKILL, "it did not come there"
+    before, sent = settled(shipper), set(fake.event_ids())
+    assert before[:2] == (40, 40 - before[2])
+    left = {letter.event_id for letter in shipper.read_state().dead_letters}
+    assert set(sample.ids[:40]) - sent <= left, "lost"
+    bodies = len(fake.bodies)
+    append(folder / "a.ndjson", sample.lines[40:50])
+    running = start(settings=settings, check=False)
+    wait_for_socket(running, shipper)
+    again = letters(shipper, "replay", "--summary", "json", check=False)
+    assert again.counts() == (len(left), len(left), 0, 0, 0)
+    running.wait_until(lambda: shipper.read_state().read == 50, "the input")
+    assert running.stop().returncode == 0
+    assert settled(shipper) == (50, 50, 0, 0)
+    assert sorted(fake.event_ids(fake.bodies[bodies:])) == sorted(left | set(sample.ids[40:50]))
+
+
 def test_a_replay_of_which_nothing_is_settled_is_given_up_and_the_running_shipper_is_not(
-    start: Start, shipper: Shipper, fake: FakeService, sample: Sample
+    start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):
     refuse(shipper, sample.lines[:10])
     shipper.target = fake.target
-    fake.default = Reply(status=503)
-    running = start(settings={"delivery.give_up_after_seconds": 0.5}, check=False)
+    fake.default = Reply(status=403)
+    running = start(settings={"delivery.give_up_after_seconds": 2}, check=False)
     wait_for_socket(running, shipper)
+    append(folder / "a.ndjson", sample.lines[10:20])
+    running.wait_for("delivery_paused")
     result = letters(shipper, "replay", "--summary", "json")
-    assert (result.returncode, result.counts()) == (4, (10, 0, 0, 0, 10))
-    assert "nothing of it was settled for 0.5 s" in result.stderr
+    assert (result.returncode, result.counts()[1:4]) == (4, (0, 0, 0))
+    assert "it is paused (forbidden)" in result.stderr
+    assert "nothing of it was settled for 2 s" in result.stderr
     assert not running.has_ended
     fake.default = Reply()
     retry(shipper)
-    assert letters(shipper, "replay", "--summary", "json").counts() == (10, 10, 0, 0, 0)
+    running.wait_until(lambda: shipper.read_state().accepted == 10, "the input")
+    result = letters(shipper, "replay", "--summary", "json")
+    assert result.counts() == (10, 10, 0, 0, 0)
     assert running.stop().returncode == 0
 
 
