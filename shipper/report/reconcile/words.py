@@ -20,6 +20,7 @@ UNASSIGNED: Final = "unassigned"
 OF_OTHERS: Final = "of another account"
 _NO_MEDIA: Final = "no media"
 _CASES_SHOWN: Final = 10**9
+_RECORDS_ARE: Final = ("accepted record is", "accepted records are")
 _NAMED_MAX: Final = 5  # marketing sources that a sentence names
 
 
@@ -170,8 +171,9 @@ def _alarm(found: Reconciliation) -> Iterator[str]:
         count = totals.taken_back.copy_negate()
         share = f" ({count / totals.accepted:.1%} of what was accepted)" if totals.accepted else ""
         what = "Alarm" if found.is_alarmed else "Taken back"
+        registrations = "registration" if count == 1 else "registrations"
         yield (
-            f"{what}: the platform took back {number(count)} registrations{share}, "
+            f"{what}: the platform took back {number(count)} {registrations}{share}, "
             "by restating its report or by adjustments."
         )
 
@@ -181,18 +183,19 @@ def _holes(found: Reconciliation) -> Iterator[str]:
         holes = list(group)
         accepted = sum(hole.accepted for hole in holes)
         days = ", ".join(map(str, joined(hole.days for hole in holes)))
-        yield f"{coverage(found)}; not compared: {days}, as {reason}. {accepted:,} accepted records are of these days."
+        records = several(accepted, *_RECORDS_ARE)
+        yield f"{coverage(found)}; not compared: {days}, as {reason}. {records} of these days."
 
 
 def _unassigned(found: Reconciliation) -> Iterator[str]:
     if found.unassigned:
         yield (
-            f"Unassigned: {found.unassigned:,} accepted records are of {_sources(found)}, which no report has ever "
+            f"Unassigned: {several(found.unassigned, *_RECORDS_ARE)} of {_sources(found)}, which no report has ever "
             "named. Say whose they are with report.media or report.accounts, or fetch the reports of other accounts."
         )
     if found.contested:
         yield (
-            f"Contested: {found.contested:,} accepted records are claimed by account {found.account} and another one, "
+            f"Contested: {several(found.contested, *_RECORDS_ARE)} claimed by account {found.account} and another one, "
             "by their media and their AffiliateID; they count where the media belongs."
         )
 
@@ -226,7 +229,7 @@ def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
     others = sum(each.accepted for each in found.elsewhere if each.owner is not None)
     if others:
         how = "" if shows_elsewhere else "; --all lists them"
-        said.append(f"{others:,} accepted records are of other accounts{how}.")
+        said.append(f"{several(others, *_RECORDS_ARE)} of other accounts{how}.")
     return [*said, *findings(found)]
 
 
@@ -297,6 +300,6 @@ def _said_of(row: Row) -> Iterator[str]:
     if row.result is None:
         yield "the report has no figure for it"
     if row.contested:
-        yield f"{row.contested:,} of the accepted records are contested"
+        yield f"contested: {row.contested:,} of the accepted records"
     if not row.accepted:
         yield "nothing was accepted for it"
