@@ -73,8 +73,7 @@ def status(
                 "--watch is for a state directory; leave it out, or look at the status page of a member"
             )
         moment = parsed_time(until, is_end=True, now=time.time()) if until else None
-        with reader_may_leave():
-            is_delivered = show_group(settings.input.kafka, time.time(), moment, is_json=is_json)
+        is_delivered = show_group(settings.input.kafka, time.time(), moment, is_json=is_json)
         raise typer.Exit(0 if moment is None or is_delivered else _EXIT_NOT_YET)
     shell_options = _options_of_state(options.config, options.overrides or ())
     limit = None if shows_all else LISTED

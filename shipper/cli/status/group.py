@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shipper.cli.common import in_columns, plain, print_json, several
+from shipper.cli.common import in_columns, plain, print_json, reader_may_leave, several
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.look import GroupLook, look_at_group
 from shipper.model.units import iso
@@ -23,12 +23,13 @@ def show_group(settings: KafkaSettings, at: float, until: float | None, *, is_js
         SourceError: The brokers cannot be asked.
     """
     seen = look_at_group(settings, at, until)
-    if is_json:
-        answer = {} if until is None else {"is_delivered": seen.is_delivered}
-        document = {**msgspec.to_builtins(seen), "lag_records": seen.lag_records, **answer}
-        print_json(msgspec.json.encode(document))
-    else:
-        print(plain("\n".join([*_answer(seen), *_lines(seen)])), flush=True)
+    with reader_may_leave():
+        if is_json:
+            answer = {} if until is None else {"is_delivered": seen.is_delivered}
+            document = {**msgspec.to_builtins(seen), "lag_records": seen.lag_records, **answer}
+            print_json(msgspec.json.encode(document))
+        else:
+            print(plain("\n".join([*_answer(seen), *_lines(seen)])), flush=True)
     return seen.is_delivered
 
 
