@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from shipper.cli.common import (
     ListenOption,
@@ -26,7 +27,7 @@ from shipper.cli.common import (
     several,
     with_settings_options,
 )
-from shipper.cli.shipping import SummaryOption, ship, spool_of
+from shipper.cli.shipping import SummaryForm, SummaryOption, ship, spool_of
 from shipper.config.settings import Settings
 from shipper.model.errors import ConfigError, SourceError
 from shipper.model.printable import printable
@@ -74,7 +75,7 @@ def run(
     if settings.input.kafka is not None:
         from shipper.cli.member import ship_as_member
 
-        raise typer.Exit(ship_as_member(settings, read))
+        raise typer.Exit(ship_as_member("run", settings, listen=settings.admin.listen, read=read))
     followed: list[FollowedFiles] = []
 
     def source(state: OpenState) -> Source:
@@ -142,15 +143,24 @@ def pipe(
 
 @with_settings_options
 def backfill(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, globs or folders.")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Files, globs or folders; or kafka://TOPIC[/PARTITION[:OFFSET-END]]."),
+    ],
     summary: SummaryOption = "text",
     rate: RateOption = None,
     listen: ListenOption = "",
     since: Annotated[
-        str, typer.Option("--since", metavar="TIME", help="Only files changed since an ISO date or date-time, UTC.")
+        str,
+        typer.Option(
+            "--since", metavar="TIME", help="Only what was written or changed since an ISO date or time, UTC."
+        ),
     ] = "",
     until: Annotated[
-        str, typer.Option("--until", metavar="TIME", help="Only files not changed after it; a date: after its end.")
+        str, typer.Option("--until", metavar="TIME", help="Only what is not younger than it; a date: than its end.")
+    ] = "",
+    again: Annotated[
+        str, typer.Option("--again", metavar="NAME", help="With kafka://: send it once more, for each NAME once.")
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be read, and check it; send and save nothing.")
@@ -159,7 +169,7 @@ def backfill(
     options: SettingsOptions,
 ) -> None:
     """
-    Ship files to their end. A further run continues where the last one stopped.
+    Ship files, or parts of the topics of input.kafka, to their end. A further run continues where the last one stopped.
 
     Example: shipper backfill 'exports/*.ndjson' --format json
     """
@@ -167,8 +177,13 @@ def backfill(
 
     if dry_run and summary == "json":
         raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --format json")
-    settings = require_directory(prepare(options, needs=None if dry_run else "intake", rate=rate))
+    settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     check_listen_address(listen, key="--listen")
+    if any(path.startswith("kafka://") for path in paths):
+        raise typer.Exit(
+            _backfill_topics(settings, paths, since, until, again, summary, listen=listen, is_dry_run=dry_run)
+        )
+    settings = require_directory(settings)
     if not dry_run:
         put_back_unfinished(paths)
     files = _changed_within(named_files(paths, settings), since, until)
@@ -187,6 +202,36 @@ def backfill(
         )
 
     raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen))
+
+
+def _backfill_topics(
+    settings: Settings,
+    addresses: list[str],
+    since: str,
+    until: str,
+    again: str,
+    form: SummaryForm,
+    *,
+    listen: str,
+    is_dry_run: bool,
+) -> int:
+    """Ship parts of topics; return the exit code."""
+    kafka = settings.input.kafka
+    if kafka is None:
+        raise ConfigError("is missing: it says which brokers and which group kafka:// is about", key="input.kafka")
+    from shipper.cli.member import ship_as_member
+    from shipper.kafka.ranges import wanted
+
+    first = parsed_time(since) if since else None
+    what = wanted(addresses, first, parsed_time(until, is_end=True) if until else None, again)
+    kafka = what.settings(kafka)
+    if is_dry_run:
+        for (topic, partition), offsets in sorted(what.ranges(kafka).items()):
+            print(f"{topic}/{partition}: offsets {offsets.start:,} to {offsets.stop:,}")
+        print(f"\nNothing was sent or saved. Group {kafka.group_id} reads it", flush=True)
+        return 0
+    settings = replace(settings, input=replace(settings.input, kafka=kafka))
+    return ship_as_member("backfill", settings, listen=listen, wanted=what, form=form)
 
 
 def _changed_within(files: list[Path], since: str, until: str) -> list[Path]:

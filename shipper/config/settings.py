@@ -219,11 +219,19 @@ class KafkaSettings(Section, frozen=True):
         Path | None, Meta(description="key of the client certificate, PEM", examples=["/etc/shipper/kafka.key"])
     ] = None
     sasl_mechanism: Annotated[
-        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"], Meta(description="how to authenticate; empty = not")
+        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"],
+        Meta(description="how to authenticate; empty = not"),
     ] = ""
     username: Annotated[str, Meta(description="user for SASL")] = ""
     password: Annotated[
         Secret | None, Meta(description="password for SASL", examples=[{"file": "/run/secrets/kafka"}])
+    ] = None
+    token: Annotated[
+        Secret | None,
+        Meta(
+            description="for OAUTHBEARER: a JWT with an expiry, fetched again before it",
+            examples=[{"command": ["get-token", "kafka"]}],
+        ),
     ] = None
     client: Annotated[
         dict[str, str | int | bool],
@@ -257,9 +265,13 @@ class KafkaSettings(Section, frozen=True):
             )
         if (self.client_key is None) != (self.client_certificate is None):
             raise ConfigError("needs both client_certificate and client_key", key="client_certificate")
+        if (self.sasl_mechanism == "OAUTHBEARER") != (self.token is not None):
+            raise ConfigError('belongs to sasl_mechanism = "OAUTHBEARER": set both, or none', key="token")
         has_all = bool(self.sasl_mechanism and self.username and self.password is not None)
-        if not has_all and (self.sasl_mechanism or self.username or self.password is not None):
+        if not has_all and (self.username or self.password is not None or (self.sasl_mechanism and not self.token)):
             raise ConfigError("needs username and password: set all three, or none", key="sasl_mechanism")
+        if has_all and self.token is not None:
+            raise ConfigError("has a token, and no username and password", key="sasl_mechanism")
 
     @property
     def letters(self) -> str:

@@ -7,9 +7,7 @@ from typing import NamedTuple, Protocol
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import read_metadata
-
-Place = tuple[str, int]
-"""A topic and the number of a partition."""
+from shipper.kafka.stream import Place
 
 
 class Found(NamedTuple):

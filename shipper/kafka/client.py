@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from threading import Event
 from typing import Any, Final, TypeVar
 
+import anyio
 import structlog
 
-from shipper.config.secrets import resolve_secret
+from shipper.config.secrets import Secret, check_secret, fetch_secret, resolve_secret
 from shipper.config.settings import KafkaSettings
-from shipper.model.errors import ConfigError, StateInUseError
+from shipper.delivery.token_sources import expiry_claim
+from shipper.kafka.stream import Place
+from shipper.model.errors import ConfigError, SourceError, StateInUseError
 from shipper.model.version import __version__
 
 try:
+    from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicCollection, TopicPartition
     from confluent_kafka import KafkaError as KafkaError
-    from confluent_kafka import KafkaException, TopicCollection, TopicPartition
     from confluent_kafka.admin import AdminClient
 except ImportError:  # only this package needs it
     raise ConfigError(
@@ -37,9 +42,12 @@ FORBIDDEN: Final = {
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
     KafkaError.SASL_AUTHENTICATION_FAILED,
     KafkaError._AUTHENTICATION,
+    KafkaError._SSL,
 }
 FENCED: Final = {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 """Another client has taken the transactional id."""
+PURGED: Final = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}
+"""What a message was not delivered for that belonged to a transaction which has failed for another reason."""
 _MOVING: Final = {
     KafkaError.NOT_COORDINATOR,
     KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -100,12 +108,24 @@ def properties(settings: KafkaSettings, *, on_error: Callable[[KafkaError], None
             "sasl.username": settings.username,
             "sasl.password": secrets[0],
         }
+    if settings.token is not None:
+        check_secret(settings.token, key="input.kafka.token")
+        found |= {"sasl.mechanism": settings.sasl_mechanism, "oauth_cb": partial(_fetch_token, settings.token)}
     logger = logging.Logger("shipper.kafka")  # of nobody else
     logger.addHandler(_Log(secrets))
     found["logger"] = logger
     if on_error is not None:
         found["error_cb"] = on_error
     return found
+
+
+def _fetch_token(secret: Secret, _: str) -> tuple[str, float]:
+    """Fetch a token and its expiry, seconds since the epoch; called by the client in a thread of its own."""
+    token = anyio.run(partial(fetch_secret, secret, key="input.kafka.token"))
+    expiry = expiry_claim(token)
+    if expiry is None:
+        raise ConfigError("is no JWT that says when it expires", key="input.kafka.token")
+    return token, expiry
 
 
 def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
@@ -130,6 +150,11 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
     return found
 
 
+def outside_consumer(settings: KafkaSettings, **more: object) -> Consumer:
+    """Make a consumer that looks at the group, and does not join it."""
+    return Consumer(properties(settings) | {"group.id": settings.group_id, "enable.auto.commit": False} | more)
+
+
 def producer_properties(name: str, max_record_bytes: int) -> dict[str, Any]:
     """Make the properties of what writes transactions; `name` is the transactional id."""
     return {
@@ -145,6 +170,17 @@ def error_of(exception: BaseException) -> KafkaError:
     """Return the error that an exception of the client carries."""
     found = exception.args[0] if exception.args else None
     return found if isinstance(found, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+def flushed(producer: Producer, limit_s: float) -> bool:
+    """Wait until all messages are dealt with; returns whether they are."""
+    try:
+        return not producer.flush(limit_s)
+    except SystemError as error:  # the client was raising what is fatal to it, and told of a message meanwhile
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        raise cause or error from None
 
 
 def patiently(call: Callable[[], T]) -> T:
@@ -169,6 +205,13 @@ def partitions_of(
     return {name: str(topic.topic_id) for name, topic in found.items()}, places
 
 
+def offsets_at(admin: AdminClient, places: Sequence[TopicPartition], spec: Any, limit_s: float) -> dict[Place, int]:
+    """Ask for the offset of each partition that an `OffsetSpec` means; -1 if there is none."""
+    wanted = dict.fromkeys(places, spec)
+    answers = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=limit_s)
+    return {(each.topic, each.partition): future.result(limit_s).offset for each, future in answers.items()}
+
+
 def name_taken(settings: KafkaSettings) -> StateInUseError:
     """Return the error for a static name that another process has."""
     return StateInUseError(
@@ -182,17 +225,57 @@ def words(error: KafkaError) -> str:
     return f"{error.str()} ({error.name()})"
 
 
-def refusal(settings: KafkaSettings, error: KafkaError) -> str:
-    """Name the right that is missing; empty if none is."""
-    group, letters, ledger = settings.group_id, settings.letters, settings.ledger
-    who = f"user {settings.username}" if settings.username else "this client"
+@contextmanager
+def understood(settings: KafkaSettings, what: str, right: str = "") -> Iterator[None]:
+    """
+    Translate what the brokers answer.
+
+    Args:
+        what: Is not done then.
+        right: As for `refusal`.
+    Raises:
+        SourceError: They refuse, or do not answer.
+        StateInUseError: Another process writes under the same name.
+    """
+    try:
+        yield
+    except (KafkaException, TimeoutError) as exception:
+        error = error_of(exception)
+        if error.code() in FENCED:
+            message = f"another replay of group {settings.group_id} has begun, which sends the rest"
+            raise StateInUseError(message) from None
+        raise SourceError(f"{what}: {refusal(settings, error, right) or words(error)}") from None
+
+
+def needs(settings: KafkaSettings, right: str) -> str:
+    """Write that this client needs a right."""
+    return f"{f'user {settings.username}' if settings.username else 'this client'} needs {right}"
+
+
+def right_on(settings: KafkaSettings, topic: str) -> str:
+    """Name the right that a member needs on a topic; on some other things, it follows from it."""
+    return f"{'WRITE' if topic in {settings.letters, settings.ledger} else 'READ'} on the topic {topic}"
+
+
+def refusal(settings: KafkaSettings, error: KafkaError, right: str = "") -> str:
+    """
+    Name the right that is missing; empty if none is.
+
+    Args:
+        right: Which one it is if it is about a topic, if that is known.
+    """
+    group, topics = settings.group_id, (*settings.topics, settings.letters, settings.ledger)
     rights: Mapping[int, str] = {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED: f"{who} needs READ and DESCRIBE on {', '.join(settings.topics)}, "
-        f"and WRITE and DESCRIBE on {letters} and {ledger}",
-        KafkaError.GROUP_AUTHORIZATION_FAILED: f"{who} needs READ on the group {group}",
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"{who} needs WRITE on transactional ids from {group}-",
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED: f"{who} needs IDEMPOTENT_WRITE on the cluster",
+        KafkaError.TOPIC_AUTHORIZATION_FAILED: right or ", ".join(right_on(settings, each) for each in topics),
+        KafkaError.GROUP_AUTHORIZATION_FAILED: f"READ on the group {group}",
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: f"WRITE on transactional ids from {group}-",
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED: "IDEMPOTENT_WRITE on the cluster",
     }
     if error.code() not in FORBIDDEN:
         return ""
-    return f"{words(error)}: {rights.get(error.code(), f'the brokers do not let {who} in; check input.kafka.password')}"
+    if error.code() not in rights:
+        keys = "input.kafka.token" if settings.token else "input.kafka.username and input.kafka.password"
+        if error.code() == KafkaError._SSL:
+            keys = "input.kafka.ca_bundle and input.kafka.client_certificate"
+        return f"{words(error)}: the brokers do not let this client in; check {keys}"
+    return f"{words(error)}: {needs(settings, rights[error.code()])}"

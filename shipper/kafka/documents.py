@@ -70,7 +70,7 @@ def letter(stream: KafkaStream, rejection: Rejection, now_s: float) -> Document:
         "tombstone": "true" if value is None else "",
     }
     headers = [
-        *origin.headers,
+        *(each for each in origin.headers if not each[0].startswith("shipper.")),  # as of a letter that is read again
         *((f"shipper.{name}", str(each).encode()) for name, each in about.items() if each != ""),
     ]
     if origin.key is not None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -26,7 +26,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicColle
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.begin import Begin, Found, Place, begin, found_in
+from shipper.kafka.begin import Begin, Found, begin, found_in
 from shipper.kafka.client import (
     FORBIDDEN,
     KafkaError,
@@ -36,11 +36,12 @@ from shipper.kafka.client import (
     partitions_of,
     properties,
     refusal,
+    right_on,
     words,
 )
 from shipper.kafka.documents import Metadata
-from shipper.kafka.stream import KafkaStream, Session, new_stream
-from shipper.model.errors import ShipperError
+from shipper.kafka.stream import KafkaStream, Place, Session, new_stream
+from shipper.model.errors import DeliveryGaveUpError, ShipperError
 from shipper.model.group import GroupState, Obstacle, PartitionState
 from shipper.model.records import Chunk, Stream
 
@@ -55,6 +56,7 @@ _QUEUED_CHUNKS: Final = 64
 _CALL_S: Final = 5.0
 _ENDS_S: Final = 5.0
 _TOPICS_S: Final = 30.0
+_RANGES_S: Final = 0.5
 _NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
 _CLOSE_S: Final = 10.0
 
@@ -68,11 +70,13 @@ class Attached(Protocol):
 class Member:
     """
     Args:
-        next_stream_id: Gives an id that was never given.
-        new_session: Gives the name of a session that nobody else has.
         now, wall_time: The clock that does not jump; seconds since the epoch.
+        ranges: The offsets to read; None = all, for ever.
+        give_up_after_s: With ranges: how long to wait for brokers that do not let them be read.
 
     Attributes:
+        left: Of the ranges, the partitions that cannot be read to their ends, once the group has settled all others;
+            None until then.
         failure: Why this process cannot be a member any more; None while it can.
         membership: Proves to the brokers which generation of the group this process belongs to. Only the thread asks
             for it, as the client lets nobody else in while it polls.
@@ -83,15 +87,18 @@ class Member:
         settings: KafkaSettings,
         *,
         max_record_bytes: int,
-        next_stream_id: Callable[[], int],
-        new_session: Callable[[], str],
         now: Callable[[], float],
         wall_time: Callable[[], float],
+        ranges: Mapping[Place, range] | None = None,
+        give_up_after_s: float = 0.0,
     ) -> None:
         self._settings = settings
+        self._ranges = ranges
+        self._give_up_after_s = give_up_after_s
+        self._ranges_at = now()
+        self.left: set[Place] | None = None
         self._max_record_bytes = max_record_bytes
-        self._next_stream_id = next_stream_id
-        self._new_session = new_session
+        self._next_stream_id = count(1).__next__
         self._now = now
         self._wall_time = wall_time
         common = properties(settings, on_error=self._note_own_error)
@@ -142,11 +149,12 @@ class Member:
             self._is_reading = False
             self._queue.clear()
 
-    async def next_chunk(self) -> Chunk:
+    async def next_chunk(self) -> Chunk | None:
         """
-        Wait for the next chunk.
+        Wait for the next chunk; there is none behind the ranges.
 
         Raises:
+            DeliveryGaveUpError: The ranges cannot be read.
             ShipperError: This process cannot be a member any more.
         """
         while True:
@@ -157,6 +165,8 @@ class Member:
                 chunk = self._queue.popleft()
                 self._has_room.set()
                 return chunk
+            if self.left is not None:
+                return None
             await self._arrived.wait()
 
     def reconfigure(self, settings: KafkaSettings) -> None:
@@ -220,7 +230,10 @@ class Member:
     def _run(self) -> None:
         try:
             self.consumer.subscribe(
-                list(self._settings.topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+                list(self._settings.topics),
+                on_assign=self._assigned,
+                on_revoke=partial(self._give, is_lost=False),
+                on_lost=partial(self._give, is_lost=True),
             )
             while not self._is_closing and self.failure is None:
                 self._turn()
@@ -283,7 +296,7 @@ class Member:
     def _pause(self, is_paused: bool) -> None:
         self._is_paused = is_paused
         self._full_since = None
-        places = [TopicPartition(*place) for place, stream in self._streams.items() if not stream.stopped]
+        places = [TopicPartition(*place) for place, stream in self._streams.items() if not stream.is_halted]
         if places:
             (self.consumer.pause if is_paused else self.consumer.resume)(places)
 
@@ -302,10 +315,12 @@ class Member:
         for place in dropped & self._streams.keys():
             self._seek(self._streams[place], self._streams[place].first)
         for place, good in by_place.items():
-            if good and (stream := self._streams.get(place)) is not None and not stream.stopped:
+            if good and (stream := self._streams.get(place)) is not None and not stream.is_halted:
                 for chunk in stream.chunks(good):
                     if self._is_reading:
                         self._queue.append(chunk)
+                if stream.is_complete:
+                    self.consumer.pause([TopicPartition(*place)])
         if any(by_place.values()):
             self._obstacles.pop("broker_forbidden", None)
             self._notify()
@@ -332,14 +347,14 @@ class Member:
         except KafkaException:  # the client is still looking for the place where it was to begin
             self.consumer.incremental_unassign([at])
             self.consumer.incremental_assign([at])
-            if self._is_paused or stream.stopped:
+            if self._is_paused or stream.is_halted:
                 self.consumer.pause([at])
 
     def _note_event(self, error: KafkaError, topic: str | None, partition: int | None, offset: int | None) -> None:
         stream = self._streams.get((topic or "", -1 if partition is None else partition))
         if error.code() == KafkaError._PARTITION_EOF:
             if stream is not None and offset is not None and stream.place_in_group not in self._moved:
-                stream.eof = offset  # after a rebalance it is read again
+                stream.note_eof(offset)  # after a rebalance it is read again
         elif error.code() == KafkaError._AUTO_OFFSET_RESET and stream is not None:
             self._begin_again(stream)
         elif error.code() == KafkaError._MAX_POLL_EXCEEDED:
@@ -347,7 +362,7 @@ class Member:
         elif error.fatal() or error.code() == KafkaError._FATAL:
             raise self._fatal(error)
         else:
-            self.note_error(error)
+            self.note_error(error, topic or "")
 
     def _fatal(self, error: KafkaError) -> ShipperError:
         if self._settings.group_instance_id and "fenced" in error.str():
@@ -359,11 +374,13 @@ class Member:
             self._fail(self._fatal(error))
         self.note_error(error)
 
-    def note_error(self, error: KafkaError) -> None:
+    def note_error(self, error: KafkaError, topic: str = "") -> None:
         """Count an error of the brokers; some are a reason why nothing is read. Any thread calls this."""
         self._errors[error.name()] += 1
         if error.code() in FORBIDDEN:
-            self._obstruct("broker_forbidden", refusal(self._settings, error))
+            self._obstruct(
+                "broker_forbidden", refusal(self._settings, error, topic and right_on(self._settings, topic))
+            )
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
             self._obstruct("broker_unavailable", f"no broker of {', '.join(self._settings.brokers)} can be reached")
         elif error.code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC}:
@@ -386,18 +403,12 @@ class Member:
             consumer.incremental_assign(partitions)
             return
         consumer.incremental_assign([TopicPartition(*place, begins[place][0].offset) for place in begins])
-        stopped = [TopicPartition(*place) for place in begins if self._is_paused or self._streams[place].stopped]
-        if stopped:
-            consumer.pause(stopped)
+        halted = [TopicPartition(*place) for place in begins if self._is_paused or self._streams[place].is_halted]
+        if halted:
+            consumer.pause(halted)
         self._obstacles.clear()
         self._rebalances["assigned"] += len(places)
         self._note_rebalance(f"got {len(places)}")
-
-    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give(consumer, partitions, is_lost=False)
-
-    def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._give(consumer, partitions, is_lost=True)
 
     def _give(self, consumer: Consumer, partitions: list[TopicPartition], *, is_lost: bool) -> None:
         """Hand partitions over: what is in flight settles and is saved, then it counts here no more."""
@@ -437,7 +448,7 @@ class Member:
         while not self._is_closing:
             try:
                 found = self._found(places)
-                return {place: (begin(each, self._settings), each) for place, each in found.items()}
+                return {place: (self._begin(each), each) for place, each in found.items()}
             except (KafkaException, TimeoutError) as exception:
                 error = error_of(exception)
                 self.note_error(error)
@@ -446,17 +457,29 @@ class Member:
                 self._has_room.wait(_PAUSED_POLL_S)
         return {}
 
+    def _begin(self, found: Found) -> Begin:
+        if self._ranges is not None and found.committed < 0:
+            found = found._replace(committed=self._range(found).start)
+        return begin(found, self._settings)
+
+    def _range(self, found: Found) -> range:
+        assert self._ranges is not None
+        return self._ranges.get((found.topic, found.partition), range(found.high, found.high))
+
     def _found(self, places: Sequence[Place]) -> dict[Place, Found]:
         topic_ids, whole = partitions_of(self._admin, sorted({topic for topic, _ in places}), _CALL_S)
-        committed = self.consumer.committed(whole, _CALL_S)
-        for each in committed:
-            if each.error is not None:
-                raise KafkaException(each.error)
-        ranges = {
+        ends = {
             place: self.consumer.get_watermark_offsets(TopicPartition(*place), _CALL_S, cached=False)
             for place in places
         }
-        return found_in(committed, topic_ids, ranges)
+        return found_in(self._committed(whole), topic_ids, ends)
+
+    def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        committed = self.consumer.committed(places, _CALL_S)
+        for each in committed:
+            if each.error is not None:
+                raise KafkaException(each.error)
+        return committed
 
     def _new_stream(self, found: Found, at: Begin) -> KafkaStream:
         stream = new_stream(
@@ -467,7 +490,8 @@ class Member:
             topic_id=found.topic_id,
             first=at.offset,
             end=found.high,
-            session=Session(self._new_session()),
+            until=None if self._ranges is None else self._range(found).stop,
+            session=Session(),
             stopped=at.gap if at.is_stopped else "",
             max_record_bytes=self._max_record_bytes,
             skips_tombstones=self._settings.tombstones == "skip",
@@ -496,7 +520,7 @@ class Member:
         self._tombstones_skipped += stream.tombstones_skipped
         tp = TopicPartition(*place)
         self._seek(again, at.offset)
-        if again.stopped:
+        if again.is_halted:
             self.consumer.pause([tp])
         elif not self._is_paused:
             self.consumer.resume([tp])
@@ -507,10 +531,38 @@ class Member:
             for stream in [each for each in self._streams.values() if each.stopped]:
                 self._begin_again(stream)
 
+    def _look_at_ranges(self, ranges: Mapping[Place, range]) -> None:
+        """Look whether the group has settled the ranges, once this member has nothing left to do."""
+        obstacle = min(self._obstacles.values(), key=lambda each: each.since, default=None)
+        if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
+            raise DeliveryGaveUpError(obstacle.message)
+        streams = self._streams.values()
+        if self.membership is None or any(each.blocks or not each.is_halted for each in streams):
+            return
+        try:
+            committed = self._committed([TopicPartition(*place) for place in ranges])
+            places = ((each.topic, each.partition) for each in committed)
+            behind = {place for place, each in zip(places, committed, strict=True) if each.offset < ranges[place].stop}
+            # Where a range ends with no record, or has none, nothing else moves the offset to its end.
+            ended = [each for each in streams if each.place_in_group in behind and not each.stopped]
+            if ended:
+                self.consumer.commit(offsets=[_end_of(each) for each in ended], asynchronous=False)
+        except KafkaException as exception:
+            self.note_error(error_of(exception))
+            return
+        self._obstacles.pop("broker_unavailable", None)
+        behind -= {each.place_in_group for each in ended}
+        if behind <= self._streams.keys():
+            self.left = behind
+            self._notify()
+
     # Looking around; nothing here waits -----------------------------------------------------------------------------
 
     def _look_around(self) -> None:
         now = self._now()
+        if self._ranges is not None and self._is_reading and now >= self._ranges_at + _RANGES_S:
+            self._ranges_at = now
+            self._look_at_ranges(self._ranges)
         if self._ends_asked is not None:
             at, asked = self._ends_asked
             if all(future.done() for future in asked.values()):
@@ -562,6 +614,11 @@ class Member:
                     self._begin_again(stream, is_lost=True)
         if not is_gone:
             self._obstacles.pop("input_gap", None)
+
+
+def _end_of(stream: KafkaStream) -> TopicPartition:
+    about = msgspec.json.encode(Metadata(stream.topic_id)).decode()
+    return TopicPartition(stream.topic, stream.partition, stream.until or 0, metadata=about)
 
 
 def _place_of(message: Any) -> Place:

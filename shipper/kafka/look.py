@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from contextlib import closing
+from typing import Final
 
-from confluent_kafka import (
-    Consumer,
-    ConsumerGroupState,
-    IsolationLevel,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import ConsumerGroupState
 from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.begin import Found, Place, begin, found_in
-from shipper.kafka.client import error_of, partitions_of, patiently, properties, refusal, words
+from shipper.kafka.begin import Found, begin, found_in
+from shipper.kafka.client import offsets_at, outside_consumer, partitions_of, patiently, properties, understood
 from shipper.kafka.documents import read_metadata
-from shipper.model.errors import SourceError
 from shipper.model.group import PartitionState
 
 _CALL_S: Final = 15.0
@@ -64,27 +58,18 @@ def look_at_group(settings: KafkaSettings, at: float, until: float | None = None
     Raises:
         SourceError: The brokers cannot be asked.
     """
-    try:
+    with understood(settings, f"group {settings.group_id} cannot be looked at"):
         return _look(settings, at, until)
-    except (KafkaException, TimeoutError) as exception:
-        error = error_of(exception)
-        raise SourceError(
-            f"group {settings.group_id} cannot be looked at: {refusal(settings, error) or words(error)}"
-        ) from None
 
 
 def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
-    common = properties(settings)
-    admin = AdminClient(common)
+    admin = AdminClient(properties(settings))
     topic_ids, places = partitions_of(admin, settings.topics, _CALL_S)
-    consumer = Consumer(common | {"group.id": settings.group_id, "enable.auto.commit": False})
-    try:
+    with closing(outside_consumer(settings)) as consumer:
         offsets = patiently(lambda: consumer.committed(places, _CALL_S))
-    finally:
-        consumer.close()
-    lows = _offsets(admin, places, OffsetSpec.earliest())
-    ends = _offsets(admin, places, OffsetSpec.latest())
-    moments = {} if until is None else _offsets(admin, places, OffsetSpec.for_timestamp(int(until * 1000)))
+    lows, ends = (offsets_at(admin, places, spec, _CALL_S) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    moment = OffsetSpec.for_timestamp(int((until or 0.0) * 1000))
+    moments = {} if until is None else offsets_at(admin, places, moment, _CALL_S)
     partitions, late = [], []
     for place, found in found_in(offsets, topic_ids, {place: (lows[place], ends[place]) for place in lows}).items():
         state = _state(found, settings, at)
@@ -106,13 +91,6 @@ def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
         until=until,
         late=late,
     )
-
-
-def _offsets(admin: AdminClient, places: list[TopicPartition], spec: Any) -> dict[Place, int]:
-    answers = admin.list_offsets(
-        dict.fromkeys(places, spec), isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_CALL_S
-    )
-    return {(each.topic, each.partition): future.result(_CALL_S).offset for each, future in answers.items()}
 
 
 def _state(found: Found, settings: KafkaSettings, at: float) -> PartitionState:

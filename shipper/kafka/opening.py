@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from secrets import token_hex
 from typing import NamedTuple
 
 from shipper.config.settings import Settings
 from shipper.kafka.group import Member
+from shipper.kafka.ranges import Wanted
 from shipper.kafka.source import KafkaSource
 from shipper.kafka.store import TransactionStore
 from shipper.kafka.topics import Topics
@@ -26,14 +26,16 @@ class OpenGroup(NamedTuple):
 
 @contextmanager
 def opened_group(
-    settings: Settings, *, now: Callable[[], float], wall_time: Callable[[], float]
+    settings: Settings, *, now: Callable[[], float], wall_time: Callable[[], float], wanted: Wanted | None = None
 ) -> Iterator[OpenGroup]:
     """
     Connect to the brokers, and leave the group at the end.
 
     Args:
         now, wall_time: The clock that does not jump; seconds since the epoch.
+        wanted: What to read of the topics; None = all, for ever.
     Raises:
+        SourceError: What is wanted is not there.
         ConfigError: A topic is missing or unfit, a secret cannot be had, or the brokers refuse this client.
         StateUnwritableError: The brokers are away.
         StateInUseError: Another member has this one's name.
@@ -52,19 +54,18 @@ def opened_group(
     member = Member(
         kafka,
         max_record_bytes=max_record_bytes,
-        next_stream_id=itertools.count(1).__next__,
-        new_session=_name,
         now=now,
         wall_time=wall_time,
+        ranges=wanted and wanted.ranges(kafka),
+        give_up_after_s=settings.delivery.give_up_after_seconds,
     )
     try:
         try:
             store = TransactionStore(
                 kafka,
-                f"{kafka.group_id}-{kafka.group_instance_id or _name()}",
+                f"{kafka.group_id}-{kafka.group_instance_id or token_hex(6)}",
                 max_record_bytes=max_record_bytes,
                 membership=lambda: member.membership,
-                new_session=_name,
                 now=now,
                 on_error=member.note_error,
             )
@@ -75,7 +76,3 @@ def opened_group(
         yield OpenGroup(member, store, KafkaSource(member, store))
     finally:
         member.close()
-
-
-def _name() -> str:
-    return secrets.token_hex(6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from anyio.streams.memory import MemoryObjectSendStream
 
@@ -14,9 +13,7 @@ from shipper.model.records import Backlog, Checkpoint, Chunk
 
 
 class KafkaSource:
-    """A source; reading ends only when it is cancelled."""
-
-    is_exhausted: Final = False
+    """A source; it ends behind the ranges of the member, and without them only when it is cancelled."""
 
     def __init__(self, member: Member, store: TransactionStore) -> None:
         self._member = member
@@ -25,11 +22,15 @@ class KafkaSource:
     def __repr__(self) -> str:
         return f"<KafkaSource {self._member!r}>"
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the whole group has settled all that was to be read."""
+        return self._member.left == set()
+
     async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """Send chunks; those of a partition that goes to another member are left out."""
         with self._member.reading():
-            while True:
-                chunk = await self._member.next_chunk()
+            while (chunk := await self._member.next_chunk()) is not None:
                 if not chunk.stream.is_ending:
                     await chunks_tx.send(chunk)
 

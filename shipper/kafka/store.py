@@ -21,12 +21,15 @@ from confluent_kafka import KafkaException, Producer, TopicPartition
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
     FENCED,
+    PURGED,
     KafkaError,
     error_of,
+    flushed,
     name_taken,
     producer_properties,
     properties,
     refusal,
+    right_on,
     words,
 )
 from shipper.kafka.documents import Metadata, counted, letter, produce
@@ -68,7 +71,6 @@ class TransactionStore:
     Args:
         name: The transactional id.
         membership: Gives what proves to the brokers that this process is a member; None while it is none.
-        new_session: Gives the name of a session that nobody else has.
         now: The clock that does not jump, seconds.
 
     Attributes:
@@ -83,18 +85,17 @@ class TransactionStore:
         *,
         max_record_bytes: int,
         membership: Callable[[], object],
-        new_session: Callable[[], str],
         now: Callable[[], float],
         on_error: Callable[[KafkaError], None],
     ) -> None:
         self._settings = settings
         self._membership = membership
-        self._new_session = new_session
         self._now = now
         self._properties = properties(settings, on_error=on_error) | producer_properties(name, max_record_bytes)
+        self._failed: KafkaError | None = None
+        self._written = ""  # the topic that a failure is about, if that is known
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
-        self._failed: KafkaError | None = None
         self._lock = threading.Lock()
         self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
         self.seconds = 0.0
@@ -147,7 +148,7 @@ class TransactionStore:
             self.seconds += self._now() - begun_at
             for stream, session in pending.sessions.values():
                 is_full = len(session.sums) > _SESSION_KEYS_MAX
-                stream.session = Session(self._new_session()) if is_full else session
+                stream.session = Session() if is_full else session
                 stream.unreachable = 0
             done = {id(each) for each in pending.checkpoints}
             return Saved(
@@ -178,14 +179,16 @@ class TransactionStore:
                 letters = [letter(stream, rejection, now_s) for each in own for rejection in each.rejections]
                 session, rows = counted(stream, own)
                 pending.sessions[stream.stream_id] = stream, session
-                produce(producer, self._settings.letters, letters, self._delivered)
-                produce(producer, self._settings.ledger, rows, self._delivered)
+                for topic, documents in ((self._settings.letters, letters), (self._settings.ledger, rows)):
+                    self._written = topic
+                    produce(producer, topic, documents, self._delivered)
                 position = stream.position_at(own[-1].end_offset)
                 about = Metadata(stream.topic_id, stream.settled_until_at(position))
                 text = msgspec.json.encode(about).decode()
                 offsets.append(TopicPartition(stream.topic, stream.partition, position, metadata=text))
+            self._written = ""
             crash_point("save.written")
-            producer.flush(_CALL_S)
+            flushed(producer, _CALL_S)
             if self._failed is not None:
                 raise KafkaException(self._failed)
             _bounded(lambda: self._retried(lambda: producer.send_offsets_to_transaction(offsets, metadata, _CALL_S)))
@@ -205,9 +208,9 @@ class TransactionStore:
             raise self._translated(error, "what is settled cannot be saved") from None
         return pending
 
-    def _delivered(self, error: KafkaError | None, _: Any) -> None:
-        if error is not None and error.code() not in {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}:
-            self._failed = error
+    def _delivered(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None and error.code() not in PURGED:
+            self._failed, self._written = error, message.topic()
 
     def _retried(self, call: Callable[[], object]) -> None:
         """Call until it is done, or fails for good, or the time is up."""
@@ -267,8 +270,9 @@ class TransactionStore:
         settings = self._settings
         if error.code() in FENCED and settings.group_instance_id:
             return name_taken(settings)
-        if right := refusal(settings, error):
-            return StateUnwritableError(f"{what}: {right}", reason="broker_forbidden")
+        both = f"WRITE on the topics {settings.letters} and {settings.ledger}"
+        if why := refusal(settings, error, right_on(settings, self._written) if self._written else both):
+            return StateUnwritableError(f"{what}: {why}", reason="broker_forbidden")
         if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
             what += f"; raise max.message.bytes of {settings.letters}"
             return StateUnwritableError(f"{what}: {words(error)}", reason="state_unwritable")

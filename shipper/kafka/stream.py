@@ -12,10 +12,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
+from secrets import token_hex
 from typing import Final, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from shipper.model.records import Chunk, LedgerKey, Stream
 
@@ -26,6 +28,8 @@ _NO_RECORD: Final = b"-"  # stands for a value that would be no line at all; it 
 _FRAME_BYTES: Final = 5  # of a schema registry: a zero, and the number of a schema
 
 Headers = Sequence[tuple[str, bytes | None]]
+Place = tuple[str, int]
+"""A topic and the number of a partition."""
 
 
 class Message(Protocol):
@@ -85,7 +89,7 @@ class Session(Struct):
         sums: Accepted and duplicates, by key of the ledger.
     """
 
-    name: str
+    name: str = field(default_factory=partial(token_hex, 6))
     totals: dict[str, int] = {}
     sums: dict[LedgerKey, tuple[int, int]] = {}
 
@@ -98,6 +102,7 @@ class KafkaStream(Stream, kw_only=True):
         topic_id: Tells a topic from another one that had its name before.
         first: The offset at which it began; the next one to read if nothing was read.
         end: The end of the partition at the last look; None = not known yet.
+        until: The first offset that is not to be read; None = there is no such.
         eof: The offset at which the last read message was known to be the last one; -1 = not known.
         stopped: Why nothing is read of it, for a person; empty if it is read.
         unreachable: Records that were gone before they were read, and are not in the ledger yet.
@@ -110,6 +115,7 @@ class KafkaStream(Stream, kw_only=True):
     first: int
     session: Session
     end: int | None = None
+    until: int | None = None
     eof: int = -1
     stopped: str = ""
     unreachable: int = 0
@@ -120,13 +126,23 @@ class KafkaStream(Stream, kw_only=True):
     blocks: deque[_Block]
 
     @property
-    def place_in_group(self) -> tuple[str, int]:
+    def place_in_group(self) -> Place:
         return self.topic, self.partition
 
     @property
     def next_offset(self) -> int:
         """The offset behind what is settled."""
         return self.first if self.settled is None else self.settled
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that is to be read of it has been read."""
+        return self.until is not None and max(self.first, self.eof) >= self.until
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether nothing is to be read of it for now."""
+        return bool(self.stopped) or self.is_complete
 
     @property
     def lag_records(self) -> int:
@@ -144,6 +160,9 @@ class KafkaStream(Stream, kw_only=True):
     def chunks(self, messages: Sequence[Message]) -> list[Chunk]:
         """Take messages, in the order of their offsets; cut into chunks of about 1 MiB."""
         chunks, first, size = [], 0, 0
+        is_last = self.until is not None and (messages[-1].offset() or 0) >= self.until - 1
+        if is_last:
+            messages = [message for message in messages if (message.offset() or 0) < (self.until or 0)]
         values = [message.value() for message in messages]
         for index, value in enumerate(values):
             size += len(value or b"")
@@ -151,6 +170,8 @@ class KafkaStream(Stream, kw_only=True):
                 chunks.append(self._chunk(messages[first : index + 1], values[first : index + 1]))
                 first, size = index + 1, 0
         chunks.append(self._chunk(messages[first:], values[first:]))
+        if is_last:  # not before the messages are in the index: it would be the position behind those that were
+            self.eof = self.until or 0
         return [chunk for chunk in chunks if chunk is not None]
 
     def _chunk(self, messages: Sequence[Message], values: Sequence[bytes | None]) -> Chunk | None:
@@ -207,8 +228,15 @@ class KafkaStream(Stream, kw_only=True):
         while self.blocks and self.blocks[0].ends[-1] <= end_offset:
             self.blocks.popleft()
 
+    def note_eof(self, offset: int) -> None:
+        """Take note that all before an offset was read."""
+        self.eof = offset if self.until is None else min(offset, self.until)
+
     def note_ends(self, end: int, at: float) -> None:
         """Take note of where the partition ended at a moment."""
+        if self.until is not None:
+            self.end = self.until
+            return
         self.end = end
         if self.settled_until is not None and at < self.settled_until:
             self.settled_until = None  # the clock was put back

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from concurrent.futures import Future
+from typing import Any, Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka import KafkaException, Producer, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, NewTopic, ResourceType
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import KafkaError, error_of, patiently, producer_properties, properties, refusal, words
+from shipper.kafka.client import (
+    FORBIDDEN,
+    KafkaError,
+    error_of,
+    needs,
+    producer_properties,
+    properties,
+    refusal,
+    right_on,
+    words,
+)
+from shipper.model.errors import ConfigError
 
 LETTER_ROOM: Final = 8 << 10
 """What a dead letter takes beside its value, at least."""
@@ -39,13 +51,30 @@ class Topics:
     Looks at the topics of a group.
 
     Raises:
-        ConfigError: A secret or a file cannot be had.
+        ConfigError: A secret or a file cannot be had, or the client cannot use what is set.
     """
 
     def __init__(self, settings: KafkaSettings, *, max_record_bytes: int) -> None:
         self._settings = settings
         self._max_record_bytes = max_record_bytes
-        self._admin = AdminClient(properties(settings))
+        self._refused: KafkaError | None = None
+        try:
+            self._admin = AdminClient(properties(settings, on_error=self._note))
+        except KafkaException as exception:
+            error = error_of(exception)
+            raise ConfigError(refusal(settings, error) or words(error), key="input.kafka") from None
+
+    def _note(self, error: KafkaError) -> None:
+        if error.code() in FORBIDDEN:
+            self._refused = error
+
+    def _answer(self, future: Future[Any]) -> Any:
+        """Wait for an answer, or for what says that there will be none."""
+        while not future.done() and self._refused is None:
+            self._admin.poll(0.1)
+        if self._refused is not None:
+            raise KafkaException(self._refused)
+        return future.result()
 
     def findings(self) -> Iterator[Finding]:
         """Look at the topics that are read, and at those that are written."""
@@ -58,18 +87,24 @@ class Topics:
 
     def _described(self, name: str) -> Finding:
         try:
-            (future,) = self._admin.describe_topics(TopicCollection([name]), request_timeout=_CALL_S).values()
-            topic = future.result(2 * _CALL_S)
-        except (KafkaException, TimeoutError) as exception:
+            asked = self._admin.describe_topics(
+                TopicCollection([name]), include_authorized_operations=True, request_timeout=_CALL_S
+            )
+            topic = self._answer(asked[name])
+        except KafkaException as exception:
             return self._failed(name, error_of(exception))
+        right = right_on(self._settings, name)
+        granted = topic.authorized_operations
+        if granted and AclOperation[right.partition(" ")[0]] not in granted:
+            return Finding(name, needs(self._settings, right))
         return Finding(name, what=f"{len(topic.partitions):,} partitions, id {topic.topic_id}")
 
     def _checked(self, key: str, name: str, found: Finding) -> Finding:
         resource = ConfigResource(ResourceType.TOPIC, name)
         try:
             (future,) = self._admin.describe_configs([resource], request_timeout=_CALL_S).values()
-            config = {each: entry.value for each, entry in future.result(2 * _CALL_S).items()}
-        except (KafkaException, TimeoutError) as exception:
+            config = {each: entry.value for each, entry in self._answer(future).items()}
+        except KafkaException as exception:
             error = error_of(exception)
             if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 return found._replace(what=f"{found.what}; its settings cannot be read: DESCRIBE_CONFIGS is missing")
@@ -94,8 +129,8 @@ class Topics:
             written = name in {self._settings.letters, self._settings.ledger}
             how = "make it: shipper check --online --create-topics" if written else "check input.kafka.topics"
             return Finding(name, f"the topic does not exist; {how}")
-        right = refusal(self._settings, error)
-        return Finding(name, right or f"cannot be looked at: {words(error)}", is_away=not right)
+        why = refusal(self._settings, error, right_on(self._settings, name))
+        return Finding(name, why or f"cannot be looked at: {words(error)}", is_away=not why)
 
     def create(self) -> Iterator[Finding]:
         """Make the topics that are written, unless they are there."""
@@ -107,31 +142,34 @@ class Topics:
         ]
         for name, future in self._admin.create_topics(wanted, request_timeout=_CALL_S).items():
             try:
-                future.result(2 * _CALL_S)
-            except (KafkaException, TimeoutError) as exception:
+                self._answer(future)
+            except KafkaException as exception:
                 error = error_of(exception)
                 if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                    yield Finding(name, f"cannot be made: {refusal(self._settings, error) or words(error)}")
+                    why = refusal(self._settings, error, f"CREATE on the topic {name}") or words(error)
+                    yield Finding(name, f"cannot be made: {why}")
             else:
                 yield Finding(name, what="was made: compacted")
 
     def rights(self) -> Iterator[Finding]:
-        """Read an offset of the group, and make a transaction without anything in it."""
+        """Look at the group, and make a transaction without anything in it."""
         settings = self._settings
-        common = properties(settings)
-        group = Consumer(common | {"group.id": settings.group_id, "enable.auto.commit": False})
-        name = f"group {settings.group_id}"
+        name, right = f"group {settings.group_id}", f"READ on the group {settings.group_id}"
         try:
-            (place,) = patiently(lambda: group.committed([TopicPartition(settings.topics[0], 0)], _CALL_S))
-            yield Finding(
-                name, what=f"its offsets can be read; {'it has some' if place.offset >= 0 else 'it has none yet'}"
-            )
+            (future,) = self._admin.describe_consumer_groups(
+                [settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
+            ).values()
+            group = self._answer(future)
+            granted = group.authorized_operations
+            is_readable = not granted or AclOperation.READ in granted
+            what = f"may be joined; it has {len(group.members):,} members"
+            yield Finding(name, what=what) if is_readable else Finding(name, needs(settings, right))
         except KafkaException as exception:
             yield self._failed(name, error_of(exception))
-        finally:
-            group.close()
         name = "transactions"
-        producer = Producer(common | producer_properties(f"{settings.group_id}-check", self._max_record_bytes))
+        producer = Producer(
+            properties(settings) | producer_properties(f"{settings.group_id}-check", self._max_record_bytes)
+        )
         try:
             producer.init_transactions(2 * _CALL_S)
             producer.begin_transaction()

@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.client import (
-    FENCED,
+    PURGED,
     KafkaError,
-    error_of,
+    flushed,
+    outside_consumer,
     partitions_of,
     producer_properties,
     properties,
-    refusal,
-    words,
+    understood,
 )
 from shipper.kafka.documents import Document, ledger_row, produce, refused_again, totals_row
 from shipper.kafka.stream import Headers
-from shipper.model.errors import SourceError, StateInUseError
 from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import read_ledger
@@ -35,7 +34,7 @@ from shipper.state.store import Store
 
 _CALL_S: Final = 15.0
 
-Place = tuple[str, int]  # TOPIC/PARTITION and offset
+Place = tuple[int, int]  # stream and offset
 _Look = tuple[dict[Place, DeadLetter], Counter[LedgerKey], Counter[LedgerKey]]
 
 
@@ -60,39 +59,32 @@ class GroupView:
     def __init__(self, settings: KafkaSettings, directory: Path) -> None:
         self._settings = settings
         self._directory = directory
-        with self._understood("cannot be read"):
-            letters, rows = (_documents(settings, topic) for topic in (settings.letters, settings.ledger))
+        both = settings.letters, settings.ledger
+        with self._understood("cannot be read", f"READ on the topics {' and '.join(both)}"):
+            letters, rows = (_documents(settings, topic) for topic in both)
         self._letters: dict[Place, _Kept] = {}
         self._copy(letters, rows)
         self._replay: tuple[Producer, _Look] | None = None
 
-    @contextmanager
-    def _understood(self, what: str) -> Iterator[None]:
-        group = self._settings.group_id
-        try:
-            yield
-        except (KafkaException, TimeoutError) as exception:
-            error = error_of(exception)
-            if error.code() in FENCED:
-                raise StateInUseError(f"another replay of group {group} has begun, which sends the rest") from None
-            why = refusal(self._settings, error) or words(error)
-            raise SourceError(f"dead letters and ledger of group {group} {what}: {why}") from None
+    def _understood(self, what: str, right: str = "") -> AbstractContextManager[None]:
+        return understood(self._settings, f"dead letters and ledger of group {self._settings.group_id} {what}", right)
 
     def _copy(self, letters: list[_Kept], rows: list[_Kept]) -> None:
         streams: dict[str, Stream] = {}
 
-        def stream_of(path: str) -> Stream:
-            return streams.setdefault(path, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
+        def stream_of(partition: str, path: str) -> Stream:  # a topic that was made again has the path of the old one
+            return streams.setdefault(partition, Stream(stream_id=len(streams) + 1, kind="kafka", path=path))
 
         found = sorted(((*_taken_apart(kept), kept) for kept in letters), key=lambda each: each[0])
         with closing(Store(self._directory)) as store:
             for first_at, group in groupby(found, key=lambda each: each[0]):
-                refused: dict[str, list[Rejection]] = defaultdict(list)
+                refused: dict[int, tuple[Stream, list[Rejection]]] = {}
                 for _, path, rejection, kept in group:
-                    refused[path].append(rejection)
-                    self._letters[path, rejection.start_offset] = kept
-                store.save([_passed(stream_of(path), rejections=each) for path, each in refused.items()], first_at)
-            store.save([_counted(stream_of(path), each) for path, each in _sums(rows).items()], 0.0)
+                    stream = stream_of(kept.key.rpartition("/")[0], path)
+                    refused.setdefault(stream.stream_id, (stream, []))[1].append(rejection)
+                    self._letters[stream.stream_id, rejection.start_offset] = kept
+                store.save([_passed(stream, rejections=each) for stream, each in refused.values()], first_at)
+            store.save([_counted(stream_of(*place), each) for place, each in _sums(rows).items()], 0.0)
 
     def _look(self) -> _Look:
         """Look at what is in the directory: the letters, and what was accepted and repeated."""
@@ -107,11 +99,11 @@ class GroupView:
             key = row.hour, row.brand_id, affiliate, row.media
             accepted[key] += row.accepted
             repeated[key] += row.duplicates
-        return {(each.path, each.start_offset): each for each in newest}, accepted, repeated
+        return {(each.stream_id, each.start_offset): each for each in newest}, accepted, repeated
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete dead letters; their bytes go when the brokers compact the topic."""
-        deleted = [Document(self._letters[each.path, each.start_offset].key, None) for each in letters]
+        deleted = [Document(self._letters[each.stream_id, each.start_offset].key, None) for each in letters]
         with self._understood("cannot be written"):
             _write(Producer(properties(self._settings)), {self._settings.letters: deleted})
 
@@ -146,6 +138,7 @@ class GroupView:
             return
         first = (gone or again)[0]
         prefix = f"{self._letters[first].key.rpartition('/')[0]}/{session}"
+        topic = before[first].path.rpartition("/")[0]
         accepted_now.subtract(accepted)
         repeated_now.subtract(repeated)
         rows = [
@@ -155,7 +148,7 @@ class GroupView:
         ]
         duplicates = repeated_now.total()
         totals = {"accepted": len(gone) - duplicates, "dead_lettered": -len(gone), "duplicates": duplicates}
-        rows.append(totals_row(prefix, {"read": 0, **totals, "unreachable": 0}, topic=first[0].rpartition("/")[0]))
+        rows.append(totals_row(prefix, {"read": 0, **totals, "unreachable": 0}, topic=topic))
         letters = [Document(self._letters[place].key, None) for place in gone]
         letters += [refused_again(after[place], *self._letters[place]) for place in again]
         with self._understood("cannot be written; what was accepted is sent again by the next replay"):
@@ -168,12 +161,12 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
     failed: list[KafkaError] = []
 
     def note(error: KafkaError | None, _: object) -> None:
-        if error is not None:
+        if error is not None and error.code() not in PURGED:
             failed.append(error)
 
     for topic, each in documents.items():
         produce(producer, topic, each, note)
-    if producer.flush(_CALL_S) and not failed:
+    if not flushed(producer, _CALL_S) and not failed:
         raise TimeoutError(f"no answer within {_CALL_S:g} s")
     if failed:
         raise KafkaException(failed[0])
@@ -181,20 +174,10 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
 
 def _documents(settings: KafkaSettings, topic: str) -> list[_Kept]:
     """Read a compacted topic to its end: the newest version of each document."""
-    common = properties(settings)
-    _, places = partitions_of(AdminClient(common), [topic], _CALL_S)
-    consumer = Consumer(
-        common
-        | {
-            "group.id": settings.group_id,  # which it does not join
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-        }
-    )
+    _, places = partitions_of(AdminClient(properties(settings)), [topic], _CALL_S)
+    how = {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "error"}
     found: dict[str, _Kept] = {}
-    with closing(consumer):
+    with closing(outside_consumer(settings, **how)) as consumer:
         consumer.assign([TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in places])
         left = len(places)
         while left:
@@ -246,8 +229,9 @@ class _Sums:
         self.repeated: Counter[LedgerKey] = Counter()
 
 
-def _sums(rows: Iterable[_Kept]) -> dict[str, _Sums]:
-    found: dict[str, _Sums] = defaultdict(_Sums)
+def _sums(rows: Iterable[_Kept]) -> dict[tuple[str, str], _Sums]:
+    """Add up by TOPIC-ID/PARTITION and TOPIC/PARTITION."""
+    found: dict[tuple[str, str], _Sums] = defaultdict(_Sums)
     names: dict[str, str] = {}
     counted: list[tuple[str, str, LedgerKey, dict[str, int]]] = []
     for each in rows:
@@ -255,12 +239,13 @@ def _sums(rows: Iterable[_Kept]) -> dict[str, _Sums]:
         if each.key.endswith("/totals"):
             topic_id, partition, *_ = each.key.rsplit("/", 3)  # in the id of a topic there may be a slash
             names[topic_id] = row["topic"]
-            found[f"{row['topic']}/{partition}"].totals.update({name: row[name] for name in ("accepted", "duplicates")})
+            place = f"{topic_id}/{partition}", f"{row['topic']}/{partition}"
+            found[place].totals.update({name: row[name] for name in ("accepted", "duplicates")})
         else:
             topic_id, partition, _, hour, brand, affiliate, media = each.key.rsplit("/", 6)
             counted.append((topic_id, partition, (hour, int(brand), affiliate, media), row))
     for topic_id, partition, key, row in counted:
-        sums = found[f"{names[topic_id]}/{partition}"]
+        sums = found[f"{topic_id}/{partition}", f"{names[topic_id]}/{partition}"]
         sums.accepted[key] += row["accepted"]
         sums.repeated[key] += row["duplicates"]
     return found

@@ -812,6 +812,7 @@ KAFKA = {"brokers": '["k:9093"]', "topics": '["events"]', "group_id": "g"}
         ({"topics": '["events.*"]'}, "'events.*' is not the name of a topic; patterns are not supported"),
         ({"security": "plaintext"}, 'input.kafka.security: "plaintext" would send records in clear text to k:9093'),
         ({"sasl_mechanism": "PLAIN"}, "input.kafka.sasl_mechanism: needs username and password"),
+        ({"sasl_mechanism": "OAUTHBEARER"}, "input.kafka.token: belongs to sasl_mechanism"),
         (
             {"group_protocol": "consumer", "session_timeout_seconds": "9"},
             "session_timeout_seconds: is for group_protocol",

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.begin import Begin, Found, begin
 from shipper.kafka.documents import Metadata, counted, letter, read_metadata
+from shipper.kafka.ranges import wanted
 from shipper.kafka.stream import KafkaStream, Session, new_stream
+from shipper.model.errors import SourceError
 from shipper.model.records import Checkpoint, Rejection
 from tests.cases import each
 
@@ -188,3 +192,76 @@ def test_metadata_of_others_is_none():
     assert read_metadata("other") is None
     assert read_metadata(msgspec.json.encode(Metadata("x", 5.0)).decode()) == Metadata("x", 5.0)
     assert Begin(3) == Begin(3, "", 0, False)
+
+
+# Ranges -------------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=6), max_size=5), st.integers(0, 40))
+def test_nothing_is_read_from_the_end_of_a_range_on_and_the_last_line_leads_to_it(groups: list[list[int]], until: int):
+    partition, offset, wanted = stream(until=until), 0, 0
+    for group in groups:
+        if partition.is_complete:
+            break
+        messages = []
+        for step in group:
+            messages.append(Message(offset, b"{}"))
+            offset += step
+        chunks = partition.chunks(messages)
+        wanted += sum(message.at < until for message in messages)
+        assert sum(len(block.ends) for block in partition.blocks) == wanted
+        assert partition.is_complete == (until == 0 or messages[-1].at >= until - 1)
+        if chunks:
+            position = partition.position_at(chunks[-1].end_offset)
+            assert position == until if partition.is_complete else position == messages[-1].at + 1
+
+
+def test_an_end_of_the_partition_behind_the_range_is_not_taken_over():
+    """What lies between is read by a further run."""
+    partition = stream(until=10)
+    (chunk,) = partition.chunks([Message(3, b"{}")])
+    partition.note_eof(20)
+    assert partition.is_complete
+    assert partition.position_at(chunk.end_offset) == 10
+
+
+def test_addresses_name_topics_partitions_and_offsets():
+    found = wanted(["kafka://a", "kafka://b/3", "kafka://b/4:10-20"], None, None)
+    assert found.parts == {("a", None): None, ("b", 3): None, ("b", 4): range(10, 20)}
+    own = found.settings(SETTINGS)
+    assert (own.topics, own.letters, own.ledger) == (("a", "b"), "g.dead-letters", "g.ledger")
+    assert own.group_id == f"g.backfill.{found.name}"
+    assert found.name == wanted(["kafka://b/4:10-20", "kafka://b/3", "kafka://a"], None, None).name
+    assert found.name != wanted(["kafka://a", "kafka://b/3", "kafka://b/4:10-21"], None, None).name
+
+
+@each(
+    "addresses",
+    [
+        *(
+            ["kafka://"],
+            ["kafka://a/x"],
+            ["kafka://a/1:5"],
+            ["kafka://a/1:5-5"],
+            ["kafka://a/1:2-\u0663"],
+            ["a.ndjson"],
+        ),
+        *(["kafka://a", "kafka://a/1"], ["kafka://a/1", "kafka://a"], ["kafka://a/1", "kafka://a/1:2-3"]),
+    ],
+)
+def test_addresses_that_name_none_or_one_twice_are_refused(addresses: list[str]):
+    with pytest.raises(SourceError, match=re.escape(addresses[-1])):
+        wanted(addresses, None, None)
+
+
+def test_offsets_stand_without_times():
+    with pytest.raises(SourceError, match="--since"):
+        wanted(["kafka://a/1:2-3"], 0.0, None)
+
+
+def test_headers_that_look_like_those_of_a_letter_are_left_out():
+    partition = stream()
+    marks = [("trace", b"1"), ("shipper.tombstone", b"true"), ("shipper.consumer_id", b"\xff")]
+    partition.chunks([Message(3, b"x", marks=marks)])
+    headers = letter(partition, rejection(1, b"x"), 5.0).headers
+    assert [name for name, _ in headers if name in {"trace", "shipper.tombstone", "shipper.consumer_id"}] == ["trace"]

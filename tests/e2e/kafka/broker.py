@@ -1,4 +1,4 @@
-"""Apache Kafka on loopback: one node, started from the jars of `make kafka`."""
+"""Apache Kafka on loopback, started from the jars of `make kafka`: one node or three, also with TLS and rights."""
 
 from __future__ import annotations
 
@@ -15,8 +15,24 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import trustme
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
 
 from tests.e2e.driver import wait_until
 
@@ -27,20 +43,23 @@ _JAVA_LEAST = 17
 # Small and quick: no wait for further members, internal topics with few partitions.
 _PROPERTIES = """
 process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+node.id={node}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}{listener}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}{listener}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+inter.broker.listener.name=PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:SASL_SSL
 log.dirs={folder}/data
 auto.create.topics.enable=false
 num.partitions=2
 offsets.topic.num.partitions=2
-offsets.topic.replication.factor=1
+default.replication.factor={copies}
+min.insync.replicas={least}
+offsets.topic.replication.factor={copies}
 transaction.state.log.num.partitions=2
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
+transaction.state.log.replication.factor={copies}
+transaction.state.log.min.isr={least}
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 group.consumer.min.session.timeout.ms=1000
@@ -51,6 +70,19 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 log.retention.check.interval.ms=1000
 file.delete.delay.ms=100
 """
+
+# The tests themselves are nobody at the other listener, and may do everything there.
+_SECURE = """
+authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
+super.users=User:ANONYMOUS
+sasl.enabled.mechanisms=SCRAM-SHA-512,OAUTHBEARER
+listener.name.secure.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.secure.oauthbearer.sasl.jaas.config=org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule \
+  required unsecuredLoginStringClaim_sub="nobody";
+ssl.keystore.type=PEM
+ssl.keystore.location={folder}/server.pem
+"""
+USER, PASSWORD = "shipper", "Sesame-open-9"
 
 
 def missing() -> str:
@@ -77,19 +109,44 @@ class Read(NamedTuple):
 
 class Broker:
     """
+    One or several nodes.
+
+    Args:
+        is_secure: One more listener, with TLS and SCRAM; what `USER` may do there is to be granted.
+
     Attributes:
-        address: HOST:PORT.
+        address: HOST:PORT of each node, with commas between.
+        secure_address: HOST:PORT of the listener with TLS.
+        authority: The certificate that it is to be trusted for.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, nodes: int = 1, is_secure: bool = False) -> None:
         self._folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.authority = folder / "ca.pem"
         folder.mkdir(parents=True, exist_ok=True)
-        port, controller = _free_ports(2)
-        self.address = f"127.0.0.1:{port}"
-        self._config = folder / "server.properties"
-        self._config.write_text(_PROPERTIES.format(port=port, controller=controller, folder=folder))
-        self._java("kafka.tools.StorageTool", "format", "-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(self._config))
+        ports, controllers, (secure,) = _free_ports(nodes), _free_ports(nodes), _free_ports(1)
+        self.address = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.secure_address = f"127.0.0.1:{secure}"
+        if is_secure:
+            _make_certificates(folder)
+        self._configs = []
+        for number in range(nodes):
+            text = _PROPERTIES.format(
+                node=number + 1,
+                voters=",".join(f"{each + 1}@127.0.0.1:{port}" for each, port in enumerate(controllers)),
+                port=ports[number],
+                controller=controllers[number],
+                listener=f",SECURE://{self.secure_address}" if is_secure else "",
+                copies=nodes,
+                least=min(nodes, 2),
+                folder=folder / str(number),
+            )
+            self._configs.append(folder / f"{number}.properties")
+            self._configs[-1].write_text(text + (_SECURE.format(folder=folder) if is_secure else ""))
+            user = ["--add-scram", f"SCRAM-SHA-512=[name={USER},password={PASSWORD}]"] if is_secure else []
+            cluster = ["-t", "MkU3OEVBNTcwNTJENDM2Qg", "-c", str(self._configs[-1])]
+            self._java("kafka.tools.StorageTool", "format", *cluster, *user)
         self.start()
 
     def __enter__(self) -> Self:
@@ -109,34 +166,45 @@ class Broker:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self) -> None:
-        with (self._folder / "broker.log").open("ab") as out:
-            self._process = subprocess.Popen(
-                self._command("kafka.Kafka", str(self._config)), stdout=out, stderr=out, cwd=self._folder
-            )
+        """Start the nodes that do not run."""
+        for number, config in enumerate(self._configs):
+            if number not in self._processes:
+                with (self._folder / f"{number}.log").open("ab") as out:
+                    self._processes[number] = subprocess.Popen(
+                        self._command("kafka.Kafka", str(config)), stdout=out, stderr=out, cwd=self._folder
+                    )
         deadline = time.monotonic() + _START_S
         while True:
+            for number, process in self._processes.items():
+                assert process.poll() is None, (self._folder / f"{number}.log").read_text()[-4000:]
+            assert time.monotonic() < deadline, "the broker did not start"
             try:
-                AdminClient({"bootstrap.servers": self.address, "log_level": 0}).list_topics(timeout=1)
-                return
+                admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+                if len(admin.list_topics(timeout=1).brokers) == len(self._configs):
+                    return
             except KafkaException:
-                assert self._process.poll() is None, (self._folder / "broker.log").read_text()[-4000:]
-                assert time.monotonic() < deadline, "the broker did not start"
+                pass
 
-    def stop(self) -> None:
-        """Kill it: what was committed is in its log."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait(10)
-            self._process = None
+    def stop(self, *numbers: int) -> None:
+        """Kill nodes, by default all: what was committed is in their logs."""
+        for number in numbers or tuple(self._processes):
+            process = self._processes.pop(number)
+            process.send_signal(signal.SIGKILL)
+            process.wait(10)
+
+    def is_in_sync(self) -> bool:
+        """Whether each node has a whole copy of its partitions."""
+        topics = AdminClient({"bootstrap.servers": self.address}).list_topics(timeout=10).topics.values()
+        return all(set(each.isrs) == set(each.replicas) for topic in topics for each in topic.partitions.values())
 
     def freeze(self) -> None:
         """Let it answer nothing."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        for process in self._processes.values():
+            os.kill(process.pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGCONT)
+        for process in self._processes.values():
+            os.kill(process.pid, signal.SIGCONT)
 
     # What tests do ----------------------------------------------------------------------------------------------------
 
@@ -165,14 +233,28 @@ class Broker:
         partition: int = -1,
         keys: Sequence[bytes] | None = None,
         headers: Mapping[str, bytes] | None = None,
+        timestamp_ms: int = 0,
+        transaction: str = "",
     ) -> None:
-        """Write values; without a partition in turn, or by the keys."""
-        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5})
+        """
+        Write values; without a partition in turn, or by the keys.
+
+        Args:
+            timestamp_ms: Of all of them; 0 = now.
+            transaction: Write them in one of this name, which leaves a record of its own behind them.
+        """
+        properties: dict[str, Any] = {"bootstrap.servers": self.address, "linger.ms": 5}
+        producer = Producer(properties | ({"transactional.id": transaction} if transaction else {}))
+        if transaction:
+            producer.init_transactions(30)
+            producer.begin_transaction()
         partitions = len(_partitions(producer, topic))
         for number, value in enumerate(values):
             where: dict[str, Any] = {"partition": partition if partition >= 0 else number % partitions}
             if keys is not None:
                 where = {"key": keys[number]}
+            if timestamp_ms:
+                where["timestamp"] = timestamp_ms
             while True:
                 try:
                     producer.produce(topic, value, headers=list((headers or {}).items()), **where)
@@ -180,6 +262,17 @@ class Broker:
                 except BufferError:
                     producer.poll(0.05)
         assert not producer.flush(60)
+        if transaction:
+            producer.commit_transaction(30)
+
+    def grant(self, *rights: AclBinding) -> None:
+        _done(self.admin.create_acls([*rights]))
+
+    def revoke(self, right: AclBinding) -> None:
+        filters = AclBindingFilter(
+            right.restype, right.name, right.resource_pattern_type, None, None, right.operation, right.permission_type
+        )
+        _done(self.admin.delete_acls([filters]))
 
     def committed(self, group: str, topic: str) -> dict[int, int]:
         """The offsets of a group; those of pending transactions are waited for."""
@@ -272,6 +365,22 @@ def _end(consumer: Consumer, topic: str, partition: int) -> int:
         except KafkaException:  # as for `_partitions`
             if time.monotonic() >= deadline:
                 raise
+
+
+def right(kind: ResourceType, name: str, operation: AclOperation, *, is_prefix: bool = False) -> AclBinding:
+    """Make a right of `USER`."""
+    pattern = ResourcePatternType.PREFIXED if is_prefix else ResourcePatternType.LITERAL
+    return AclBinding(kind, name, pattern, f"User:{USER}", "*", operation, AclPermissionType.ALLOW)
+
+
+def _make_certificates(folder: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
+    issued = authority.issue_cert("127.0.0.1")
+    key = load_pem_private_key(issued.private_key_pem.bytes(), None)
+    form = Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()  # the only one that the broker reads
+    chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
+    (folder / "server.pem").write_bytes(key.private_bytes(*form) + chain)
 
 
 def sums(ledger: Mapping[str, Read]) -> Counter[str]:

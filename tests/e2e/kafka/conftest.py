@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AclBinding, AclOperation, ResourceType
 
 from tests.e2e.driver import Running, Service, Shipper
-from tests.e2e.kafka.broker import Broker, missing
+from tests.e2e.kafka.broker import PASSWORD, USER, Broker, missing, right
 
 QUICK = {
     "batch.linger_seconds": 0.02,
@@ -22,12 +23,29 @@ QUICK = {
 
 
 @pytest.fixture(scope="session")
-def _broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+def _start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Broker]:
     if why := missing():
         if os.environ.get("SHIPPER_NEEDS_KAFKA"):
             pytest.fail(why)
         pytest.skip(why)
-    with Broker(tmp_path_factory.mktemp("kafka")) as broker:
+    return lambda **options: Broker(tmp_path_factory.mktemp("kafka"), **options)
+
+
+@pytest.fixture(scope="session")
+def _broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
+    with _start() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def _secure_broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
+    with _start(is_secure=True) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def _cluster(_start: Callable[..., Broker]) -> Iterator[Broker]:
+    with _start(nodes=3) as broker:
         yield broker
 
 
@@ -46,6 +64,7 @@ class Group:
         self.name = f"g{uuid.uuid4().hex[:8]}"
         self.topic = f"{self.name}.events"
         self.letters, self.ledger = f"{self.name}.dead-letters", f"{self.name}.ledger"
+        self.brokers, self.security = broker.address.split(","), "security = 'plaintext'"
         broker.create(self.topic, partitions)
         self._base = shipper.config.read_text().partition("[state]")[0]
         self.write()
@@ -56,13 +75,26 @@ class Group:
             f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}\n" for key, value in keys.items()
         )
         self.shipper.config.write_text(
-            f"{self._base}\n[input.kafka]\nbrokers = ['{self.broker.address}']\ntopics = ['{self.topic}']\n"
-            f"group_id = '{self.name}'\nsecurity = 'plaintext'\n{lines}"
+            f"{self._base}\n[input.kafka]\nbrokers = {self.brokers}\ntopics = ['{self.topic}']\n"
+            f"group_id = '{self.name}'\n{self.security}\n{lines}"
         )
 
     def create_topics(self) -> None:
         self.broker.create(self.letters, 2, cleanup_policy="compact")
         self.broker.create(self.ledger, 2, cleanup_policy="compact")
+
+    @property
+    def rights(self) -> dict[str, AclBinding]:
+        """What a member needs, as `docs/kafka.md` says."""
+        topic, read, write = ResourceType.TOPIC, AclOperation.READ, AclOperation.WRITE
+        transactions = right(ResourceType.TRANSACTIONAL_ID, f"{self.name}-", write, is_prefix=True)
+        return {
+            "topic": right(topic, self.topic, read),
+            "group": right(ResourceType.GROUP, self.name, read),
+            "letters": right(topic, self.letters, write),
+            "ledger": right(topic, self.ledger, write),
+            "transactions": transactions,
+        }
 
     def member(self, settings: dict[str, object] | None = None, **options: Any) -> Running:
         wanted = {**QUICK, **(settings or {})}
@@ -79,6 +111,30 @@ class Group:
 @pytest.fixture
 def broker(_broker: Broker) -> Broker:
     return _broker
+
+
+@pytest.fixture
+def cluster(_cluster: Broker) -> Broker:
+    _cluster.start()  # what an earlier test has killed
+    return _cluster
+
+
+@pytest.fixture
+def secure(_secure_broker: Broker, shipper: Shipper) -> Group:
+    """A group at the listener with TLS and SCRAM, with all rights that it needs and no other."""
+    group = Group(_secure_broker, shipper)
+    group.create_topics()
+    group.brokers = [_secure_broker.secure_address]
+    password = shipper.folder / "password"
+    password.touch(0o600)
+    password.write_text(PASSWORD)
+    group.security = (
+        f"ca_bundle = '{_secure_broker.authority}'\nsasl_mechanism = 'SCRAM-SHA-512'\n"
+        f"username = '{USER}'\npassword = {{ file = '{password}' }}"
+    )
+    group.write()
+    _secure_broker.grant(*group.rights.values())
+    return group
 
 
 @pytest.fixture

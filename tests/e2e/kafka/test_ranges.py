@@ -1,0 +1,124 @@
+"""`shipper backfill kafka://…`: exactly the range, an end, and the accounts of the group."""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Result, Running, Service
+from tests.e2e.kafka.broker import Broker, sums
+from tests.e2e.kafka.conftest import QUICK, Group
+from tests.e2e.kafka.test_member import values
+
+
+def start(group: Group, *arguments: str, **settings: object) -> Running:
+    return group.shipper.start("backfill", *arguments, "--summary", "json", settings={**QUICK, **settings}, check=False)
+
+
+def backfill(group: Group, *arguments: str, **settings: Any) -> Result:
+    return start(group, *arguments, **settings).finish(limit_s=60)
+
+
+def test_offsets_are_read_exactly_and_once(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, [*values(sample, 0, 150), b"bad", *values(sample, 150, 300)], partition=0)
+    broker.produce(group.topic, values(sample, 300, 310), partition=1)
+    address = f"kafka://{group.topic}/0:100-201"
+    ended = backfill(group, address)
+    assert (ended.returncode, ended.counts()) == (3, (101, 100, 1, 0, 0)), ended.stderr
+    service.assert_holds_exactly(sample.ids[100:200])
+    assert not group.shipper.state.exists()
+    (letter,) = broker.table(group.letters).values()
+    assert (letter.value, letter.headers["shipper.offset"]) == (b"bad", b"150")
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"], counts["rows_accepted"]) == (101, 100, 1, 100)
+    again = backfill(group, address)
+    assert (again.returncode, again.counts()) == (0, (0, 0, 0, 0, 0)), again.stderr
+    other = backfill(group, address, "--again", "once")
+    assert other.counts() == (101, 100, 1, 0, 0), other.stderr
+    assert service.received == 200
+    assert not broker.committed(group.name, group.topic), "the members' own offsets do not move"
+
+
+def test_times_are_read_as_the_brokers_find_them_and_what_comes_later_by_a_further_run(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    for number, day in enumerate([1_790_000_000_000, 1_790_086_400_000, 1_790_172_800_000]):
+        broker.produce(group.topic, values(sample, 100 * number, 100 * (number + 1)), timestamp_ms=day)
+    times = "--since", "2026-09-22T00:00:00Z"
+    bounded = [f"kafka://{group.topic}", *times, "--until", "2026-09-22"]
+    shown = group.shipper.run("backfill", *bounded, "--dry-run", check=False)
+    assert [line.partition(": ")[2] for line in shown.stdout.splitlines()[:2]] == ["offsets 50 to 100"] * 2, shown
+    ended = backfill(group, *bounded)
+    assert (ended.returncode, ended.counts()) == (0, (100, 100, 0, 0, 0)), ended.stderr
+    service.assert_holds_exactly(sample.ids[100:200])
+    opened = [f"kafka://{group.topic}", *times]
+    assert backfill(group, *opened).counts()[:2] == (200, 200)
+    broker.produce(group.topic, values(sample, 300, 310))
+    assert backfill(group, *opened).counts()[:2] == (10, 10)
+    service.assert_holds_exactly(sample.ids[100:310])
+
+
+def test_a_range_that_ends_with_no_record_ends(group: Group, broker: Broker, service: Service, sample: Sample):
+    """Behind a transaction there is a record of the broker's own; a partition may be empty."""
+    broker.produce(group.topic, values(sample, 0, 10), partition=0, transaction=f"{group.name}-producer")
+    assert broker.ends(group.topic) == {0: 11, 1: 0}
+    ended = backfill(group, f"kafka://{group.topic}")
+    assert (ended.returncode, ended.counts()) == (0, (10, 10, 0, 0, 0)), ended.stderr
+
+
+def test_what_is_not_there_is_named(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    broker.delete_records(group.topic, 0, 60)
+    wrong = {
+        f"kafka://{group.topic}/0:50-200": f"{group.topic}/0 ends at 100, before 200",
+        f"kafka://{group.topic}/7": f"topic {group.topic} has no partition 7",
+        f"kafka://{group.topic}/0:9-9": "must rise",
+        "kafka://": "write kafka://TOPIC",
+        "kafka://nowhere": "nowhere: the topic does not exist",
+    }
+    for address, words in wrong.items():
+        refused = group.shipper.run("backfill", address, check=False)
+        assert (refused.returncode, words in refused.stderr) == (2, True), refused.stderr
+    stopped = backfill(group, f"kafka://{group.topic}/0:50-100")
+    assert (stopped.returncode, stopped.counts()) == (4, (0, 0, 0, 0, 0)), stopped.stderr
+    assert "records 50 to 59 were deleted before they were read" in stopped.stderr
+    group.write(on_gap="continue")
+    assert backfill(group, f"kafka://{group.topic}/0:50-100").counts() == (40, 40, 0, 0, 0)
+    assert sums(broker.table(group.ledger))["unreachable"] == 10
+
+
+def test_a_stop_leaves_the_rest_to_the_next_run(group: Group, broker: Broker, service: Service, sample: Sample):
+    broker.produce(group.topic, values(sample, 0, 2000))
+    hindered = {"delivery.rate_limit_events_per_second": 200, "batch.max_events": 20}
+    slow = start(group, f"kafka://{group.topic}", **hindered, **{"delivery.drain_timeout_seconds": 0.5})
+    slow.wait_until(lambda: service.stored, "it delivers")
+    slow.process.send_signal(signal.SIGTERM)
+    first = slow.finish(limit_s=60)
+    assert (first.returncode, first.counts()[4] > 0) == (4, True), first
+    second = backfill(group, f"kafka://{group.topic}")
+    assert second.returncode == 0, second.stderr
+    service.assert_holds_exactly(sample.ids[:2000])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"] + counts["duplicates"]) == (2000, 2000)
+
+
+@pytest.mark.long
+def test_two_processes_share_a_range_and_one_goes_on_alone(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    broker.produce(group.topic, values(sample, 0, 20_000))
+    both = [start(group, f"kafka://{group.topic}", **{"delivery.rate_limit_events_per_second": 2000}) for _ in "12"]
+    for running in both:
+        running.wait_until(
+            lambda running=running: re.search('"message":"(got|gave) 1"', running.stderr), "it has one partition"
+        )
+    both[0].kill()
+    ended = both[1].finish(limit_s=120)
+    assert ended.returncode == 0, ended.stderr
+    service.assert_holds_exactly(sample.ids[:20_000])
+    counts = sums(broker.table(group.ledger))
+    assert (counts["read"], counts["accepted"]) == (20_000, 20_000)

@@ -1,0 +1,121 @@
+"""TLS, SCRAM and access control lists of the brokers: what is missing is named, and once it is given, it goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import urlsafe_b64encode
+
+import pytest
+
+from tests.cases import each
+from tests.e2e.conftest import Sample
+from tests.e2e.driver import Running, Service
+from tests.e2e.kafka.broker import PASSWORD, USER, sums
+from tests.e2e.kafka.conftest import Group
+from tests.e2e.kafka.test_member import partitions, values
+from tests.e2e.operated import Admin
+
+RIGHTS = ["topic", "group", "letters", "ledger", "transactions"]
+
+
+def needed(group: Group, name: str) -> str:
+    """What a message says of a right."""
+    return {
+        "topic": f"user {USER} needs READ on the topic {group.topic}",
+        "group": f"user {USER} needs READ on the group {group.name}",
+        "letters": f"user {USER} needs WRITE on the topic {group.letters}",
+        "ledger": f"user {USER} needs WRITE on the topic {group.ledger}",
+        "transactions": f"user {USER} needs WRITE on transactional ids from {group.name}-",
+    }[name]
+
+
+def pauses(running: Running) -> dict[str, str]:
+    live = Admin(running).status()["live"]
+    return {each["reason"]: each["message"] for each in live["pauses"]} if live else {}
+
+
+def test_a_member_delivers_over_tls_with_a_password(secure: Group, service: Service, sample: Sample):
+    secure.broker.produce(secure.topic, [*values(sample, 0, 500), b"bad"])
+    checked = secure.shipper.run("check", "--online", check=False)
+    assert checked.returncode == 0, checked.stdout
+    running = secure.member()
+    running.wait_until(secure.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:500])
+    assert PASSWORD not in running.stderr + checked.stdout
+
+
+def test_what_keeps_a_member_out_is_named(secure: Group):
+    text = secure.shipper.config.read_text()
+    (secure.shipper.folder / "password").write_text("another-one")
+    refused = secure.shipper.run("run", check=False)
+    assert (refused.returncode, "input.kafka.password" in refused.stderr) == (2, True), refused.stderr
+    assert "another-one" not in refused.stderr
+    (secure.shipper.folder / "password").write_text(PASSWORD)
+    secure.shipper.config.write_text("\n".join(line for line in text.splitlines() if not line.startswith("ca_bundle")))
+    refused = secure.shipper.run("run", check=False)
+    assert (refused.returncode, "input.kafka.ca_bundle" in refused.stderr) == (2, True), refused.stderr
+
+
+def token(life_s: float) -> str:
+    """Make a token that nobody has signed, as the broker takes them here."""
+    now = time.time()
+    parts = {"alg": "none"}, {"sub": USER, "iat": now, "exp": now + life_s}
+    return ".".join([*(urlsafe_b64encode(json.dumps(each).encode()).decode().rstrip("=") for each in parts), ""])
+
+
+@pytest.mark.long
+def test_a_token_is_fetched_anew_once_the_old_one_is_of_no_use(secure: Group, service: Service, sample: Sample):
+    file = secure.shipper.folder / "password"
+    head, _, tail = secure.security.partition("sasl_mechanism")
+    secure.security = f"{head}sasl_mechanism = 'OAUTHBEARER'\ntoken = {{ file = '{file}' }}"
+    assert tail
+    secure.write()
+    file.write_text(token(-60))
+    refused = secure.shipper.run("run", check=False)
+    assert (refused.returncode, "input.kafka.token" in refused.stderr) == (2, True), refused.stderr
+    file.write_text(token(20))
+    secure.broker.produce(secure.topic, values(sample, 0, 100))
+    running = secure.member()
+    running.wait_until(secure.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:100])
+    assert file.read_text() not in running.stderr
+
+
+@pytest.mark.long
+@each("name", RIGHTS)
+def test_a_right_that_is_missing_at_the_start_is_named(name: str, secure: Group):
+    secure.broker.revoke(secure.rights[name])
+    try:
+        checked = secure.shipper.run("check", "--online", check=False)
+        assert (checked.returncode, needed(secure, name) in checked.stdout) == (4, True), checked.stdout
+        if name != "group":  # which is asked for when it is joined
+            refused = secure.shipper.run("run", check=False)
+            assert (refused.returncode, needed(secure, name) in refused.stderr) == (2, True), refused.stderr
+    finally:
+        secure.broker.grant(secure.rights[name])
+
+
+@pytest.mark.long
+def test_a_right_that_is_taken_away_pauses_until_it_is_given_again(secure: Group, service: Service, sample: Sample):
+    running = secure.member()
+    running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
+    for number, name in enumerate(RIGHTS):
+        secure.broker.revoke(secure.rights[name])
+        secure.broker.produce(secure.topic, [*values(sample, 100 * number, 100 * (number + 1)), b"bad %d" % number])
+        message = needed(secure, name)
+        running.wait_until(
+            lambda message=message: message in pauses(running).get("broker_forbidden", ""), f"{message} is told"
+        )
+        assert Admin(running).get("/readyz").status_code == 503
+        secure.broker.grant(secure.rights[name])
+        running.wait_until(secure.is_settled, f"the group is at the end, with the right {name} again", limit_s=120)
+        running.wait_until(lambda: not pauses(running), "nothing is told any more")
+    assert running.stop().returncode == 0, running.stderr
+    service.assert_holds_exactly(sample.ids[: 100 * len(RIGHTS)])
+    counts = sums(secure.broker.table(secure.ledger))
+    assert (counts["read"], counts["accepted"], counts["dead_lettered"]) == (505, 500, 5)
+    assert len(secure.broker.table(secure.letters)) == 5
+    assert PASSWORD not in running.stderr
