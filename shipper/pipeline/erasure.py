@@ -8,7 +8,7 @@ contains the number and cannot be read is reported and left as it is: it may bel
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -55,13 +55,21 @@ class Erasure:
 
     Args:
         consumer_id: Decimal digits without leading zeros.
+        name_of: Gives the words for a dead letter, from its id.
     """
 
-    def __init__(self, settings: Settings, store: Store, consumer_id: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        consumer_id: str,
+        name_of: Callable[[int], str] = "dead letter {}".format,
+    ) -> None:
         self._settings = settings
         self._store = store
         self._spool = settings.state.directory / "spool"
         self._consumer_id = consumer_id
+        self._name_of = name_of
         self._number = whole_number(consumer_id)
         self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
         source = settings.records.field_sources.get("ConsumerID")
@@ -113,7 +121,7 @@ class Erasure:
             if consumer_id == self._consumer_id or (is_noted and not consumer_id):
                 found.letters.append(letter_id)
             elif is_noted or (consumer_id == "" and self._number.search(content.raw)):
-                found.doubtful.append(f"dead letter {letter_id}")
+                found.doubtful.append(self._name_of(letter_id))
 
     def _find_spooled(self, path: Path, found: Found) -> None:
         stream = Stream(stream_id=0, kind="spool", path=str(path))

@@ -15,7 +15,6 @@ from shipper.cli.common import (
     confirm,
     copied_state,
     prepare,
-    require_directory,
     say,
     several,
     with_settings_options,
@@ -87,11 +86,11 @@ def purge(
     elif has_filter and everything:
         raise typer.BadParameter("--all cannot be combined with filters; leave out one of them")
     settings = prepare(options)
-    if settings.input.kafka is not None and consumer_id is None:
+    if settings.input.kafka is not None and consumer_id is not None:
+        _erase_of_group(settings, settings.input.kafka, consumer_id, yes=yes)
+    elif settings.input.kafka is not None:
         _purge_of_group(settings, settings.input.kafka, selection, ids or [], yes=yes)
-        return
-    settings = require_directory(settings)
-    if consumer_id is not None:
+    elif consumer_id is not None:
         _erase(settings, consumer_id, yes=yes)
     else:
         _purge(settings, selection, ids or [], yes=yes)
@@ -165,9 +164,11 @@ def _erase(settings: Settings, consumer_id: str, *, yes: bool) -> None:
     except StateInUseError:
         purged, doubtful = _ask_to_erase(settings, consumer_id, spooled, yes=yes)
     say(f"consumer {consumer_id}: {several(purged, 'dead letter')} and {spooled} erased")
-    if doubtful:
-        _list_doubtful(doubtful)
-        raise typer.Exit(_LEFT_TO_DO)
+    _end_with_doubtful(
+        doubtful,
+        "to turn those of the spool into dead letters: shipper pipe < /dev/null; to look at dead letters: shipper "
+        "dead-letters show ID; to delete them: shipper dead-letters purge ID",
+    )
 
 
 def _confirm_erasure(consumer_id: str, letters: int, spooled: str, *, yes: bool) -> None:
@@ -195,7 +196,29 @@ def _ask_to_erase(settings: Settings, consumer_id: str, spooled: str, *, yes: bo
     return erased.letters, erased.doubtful
 
 
-def _list_doubtful(doubtful: list[str]) -> None:
+def _erase_of_group(settings: Settings, kafka: KafkaSettings, consumer_id: str, *, yes: bool) -> None:
+    """Erase a consumer's dead letters in the brokers."""
+    from shipper.pipeline.erasure import Erasure
+    from shipper.state.store import Store
+
+    with copied_state(settings, kafka) as (view, copied):
+        with closing(Store(copied.state.directory)) as store:
+            every = {each.id: each for each in store.letters.newest(selection_of(), sys.maxsize)}
+            named = {each.id: f"{each.path}, offset {each.start_offset}" for each in every.values()}
+            found = Erasure(copied, store, consumer_id, named.__getitem__).find()
+        letters = several(len(found.letters), "dead letter")
+        if found.letters:
+            confirm(f"erase consumer {consumer_id}: {letters}?", yes=yes)
+            view.delete(every[each] for each in found.letters)
+    when = f"; their bytes go when the brokers compact {kafka.letters}" if found.letters else ""
+    say(f"consumer {consumer_id}: {letters} erased{when}")
+    advice = "to look at them: shipper dead-letters list; to delete them: shipper dead-letters purge, with filters"
+    _end_with_doubtful(found.doubtful, advice)
+
+
+def _end_with_doubtful(doubtful: list[str], advice: str) -> None:
+    if not doubtful:
+        return
     say(
         f"{several(len(doubtful), 'record')} more cannot be read and contain the number; they may be somebody "
         "else's, so they are kept:"
@@ -204,7 +227,5 @@ def _list_doubtful(doubtful: list[str]) -> None:
         say(f"  {each}")
     if len(doubtful) > _NAMED_MAX:
         say(f"  ... and {len(doubtful) - _NAMED_MAX:,} more")
-    say(
-        "to turn those of the spool into dead letters: shipper pipe < /dev/null; to look at dead letters: shipper "
-        "dead-letters show ID; to delete them: shipper dead-letters purge ID"
-    )
+    say(advice)
+    raise typer.Exit(_LEFT_TO_DO)

@@ -6,6 +6,7 @@ import json
 
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import Service, changed
+from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.kafka.broker import Broker, sums
 from tests.e2e.kafka.conftest import Group
 from tests.e2e.kafka.test_member import values
@@ -61,3 +62,45 @@ def test_dead_letters_and_ledger_of_a_group_are_looked_at_as_those_of_a_director
     left = run("dead-letters", "list", "--format", "json", check=False).stdout.splitlines()
     assert left == []
     assert not group.shipper.state.exists()
+
+
+def test_a_consumer_is_erased_from_the_letters_of_a_group(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    own = [changed(line, ConsumerID=4711, IP="no").rstrip(b"\n") for line in sample.lines[:2]]
+    other = changed(sample.lines[2], ConsumerID=47110, IP="no").rstrip(b"\n")
+    doubtful = b"it says 4711"
+    broker.produce(group.topic, [*own, other, doubtful, *values(sample, 3, 10)], partition=1)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    purge = ["dead-letters", "purge", "--consumer-id", "4711", "--yes"]
+    purged = group.shipper.run(*purge, check=False)
+    assert purged.returncode == 4, purged
+    assert "consumer 4711: 2 dead letters erased" in purged.stderr
+    assert f"{group.topic}/1, offset 3" in purged.stderr
+    assert running.stop().returncode == 0
+    assert {each.value for each in broker.table(group.letters).values()} == {other, doubtful}
+
+
+def test_of_two_replays_the_later_one_takes_over(group: Group, broker: Broker, fake: FakeService, sample: Sample):
+    group.shipper.target = fake.target
+    naive = [changed(line, Timestamp="2026-01-15 10:00:00").rstrip(b"\n") for line in sample.lines[:3]]
+    broker.produce(group.topic, naive)
+    running = group.member()
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    fake.default = HANG
+    replay = ["dead-letters", "replay", "--summary", "json"]
+    settings = {"records.assume_timezone": "UTC"}
+    first = group.shipper.start(*replay, settings=settings, check=False)
+    first.wait_until(lambda: fake.requests, "a request of the first one hangs")
+    fake.default = Reply()
+    second = group.shipper.run(*replay, settings=settings, check=False)
+    assert (second.returncode, second.counts()[:2]) == (0, (3, 3)), second
+    fake.release()
+    ended = first.finish()
+    assert ended.returncode == 5, ended
+    assert f"another replay of group {group.name} has begun" in ended.stderr
+    assert broker.table(group.letters) == {}
+    counts = sums(broker.table(group.ledger))
+    assert (counts["accepted"], counts["rows_accepted"], counts["dead_lettered"]) == (3, 3, 0)
