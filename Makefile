@@ -7,10 +7,10 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native kafka axe demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup native kafka kafka-e2e axe demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-9s %s\n' "$$name" "$$text"; done
 
 setup: $(STAMP) ## make .venv and install the pinned dependencies and shipper itself
 
@@ -43,6 +43,9 @@ native: ## build the native part where there is cargo; shipper does the same wit
 kafka: ## fetch the jars of Apache Kafka into .kafka, for the tests that need a broker (Java 17, Maven)
 	mvn --quiet --batch-mode -f tests/e2e/kafka/pom.xml dependency:copy-dependencies -DoutputDirectory=$(CURDIR)/.kafka -DincludeScope=runtime
 	cd .kafka && sha256sum --quiet --check ../tests/e2e/kafka/jars.sha256
+
+kafka-e2e: setup ## the long tests of consumer groups: rights, three nodes, storms, an oracle (EVENTS=300000)
+	SHIPPER_NEEDS_KAFKA=1 SHIPPER_KAFKA_EVENTS=$(or $(EVENTS),300000) $(BIN)/pytest -m long tests/e2e/kafka $(if $(ONLY),-k $(ONLY))
 
 axe: ## fetch axe-core into .axe, for the test of the pages' accessibility (npm)
 	mkdir -p .axe && cd .axe && npm pack --silent axe-core@4.14.1 && tar xzf axe-core-4.14.1.tgz --strip-components 1 package/axe.min.js && rm axe-core-4.14.1.tgz

@@ -117,3 +117,64 @@ def test_a_new_group_can_begin_at_the_end(group: Group, broker: Broker, service:
     running.wait_until(lambda: service.stored == 10, "what is new is delivered")
     assert running.stop().returncode == 0
     service.assert_holds_exactly(sample.ids[10:20])
+
+
+# While it is read ---------------------------------------------------------------------------------------------------
+
+REFRESHES = "client = { 'topic.metadata.refresh.interval.ms' = 1000 }\n"
+
+
+def reads(group: Group, broker: Broker, sample: Sample, client: str = "") -> Running:
+    """Start a member that has read a hundred records of the first partition."""
+    group.shipper.config.write_text(group.shipper.config.read_text() + client)
+    running = group.member()
+    broker.produce(group.topic, values(sample, 0, 100), partition=0)
+    running.wait_until(group.is_settled, "the group is at the end")
+    return running
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("records", [50, 150])
+def test_a_topic_that_is_made_again_while_it_is_read_is_noticed(
+    records: int, group: Group, broker: Broker, service: Service, sample: Sample
+):
+    running = reads(group, broker, sample, REFRESHES)
+    broker.delete(group.topic)
+    broker.create(group.topic, 2)
+    broker.produce(group.topic, values(sample, 100, 100 + records), partition=0)
+    running.wait_until(lambda: stopped(running) or service.stored == 100 + records, "it stops or reads all of it")
+    if stopped(running):
+        assert re.search("made again|cut off", running.stderr)
+        group.write(on_gap="continue")
+        running.process.send_signal(signal.SIGHUP)
+    running.wait_until(lambda: service.stored == 100 + records, "the new one is read from its beginning")
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[: 100 + records])
+
+
+@pytest.mark.long
+def test_a_topic_that_is_deleted_while_it_is_read_is_told(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    running = reads(group, broker, sample, REFRESHES)
+    broker.delete(group.topic)
+    running.wait_until(lambda: Admin(running).get("/readyz").status_code == 503, "it is not ready")
+    assert group.topic in Admin(running).get("/readyz").text
+    assert running.stop().returncode == 0
+
+
+@pytest.mark.long
+def test_a_partition_that_is_added_while_others_are_read_is_read_too(
+    group: Group, broker: Broker, service: Service, sample: Sample
+):
+    from confluent_kafka.admin import NewPartitions
+
+    running = reads(group, broker, sample, REFRESHES)
+    for future in broker.admin.create_partitions([NewPartitions(group.topic, 3)]).values():
+        future.result(10)
+    broker.produce(group.topic, values(sample, 100, 110), partition=2)
+    running.wait_until(lambda: len(partitions(running)) == 3, "it has the new one")
+    running.wait_until(group.is_settled, "the group is at the end")
+    assert running.stop().returncode == 0
+    service.assert_holds_exactly(sample.ids[:110])
