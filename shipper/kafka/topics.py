@@ -162,7 +162,7 @@ class Topics:
             group = self._answer(future)
             granted = group.authorized_operations
             is_readable = not granted or AclOperation.READ in granted
-            what = f"may be joined; it has {len(group.members):,} members"
+            what = f"may be joined; members: {len(group.members):,}"
             yield Finding(name, what=what) if is_readable else Finding(name, needs(settings, right))
         except KafkaException as exception:
             yield self._failed(name, error_of(exception))

@@ -360,6 +360,8 @@ class Settlement:
                         abandoned += checkpoint.read
                         self._drop(checkpoint.stream, checkpoint.keys)
                 self._unsaved = [each for each in self._unsaved if not each.stream.is_over]
+                if not self._unsaved:  # there is nothing left whose save would end the pause
+                    self._note_obstacle(Obstacle())
         self.answers += 1
         self._tell_progress()
         return abandoned

@@ -14,10 +14,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from shipper.codec import new_window
 from shipper.model.errors import StateError, StateUnwritableError
-from shipper.model.records import Chunk
+from shipper.model.records import Chunk, Span, Stream
 from shipper.pipeline import Pipeline, Summary, settlement
 from shipper.pipeline import pipeline as pipeline_module
+from shipper.pipeline.settlement import Settlement
 from shipper.sources.identity import StreamBook
 from shipper.sources.once import FilesOnce
 from shipper.state.store import Store
@@ -200,6 +202,35 @@ async def test_a_stop_does_not_hang_on_a_disk_that_does_not_answer(
         answers.set()
     assert caught.group_contains(StateError, match="its disk does not respond")
     assert len(saves) == 1
+
+
+async def test_a_pause_ends_with_the_last_stream_of_which_something_could_not_be_saved(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    """What is left to another process is never saved here, so that no save would tell that there is room again."""
+
+    def save(*_: Any) -> Any:
+        raise StateUnwritableError("too late")
+
+    monkeypatch.setattr(store, "save", save)
+    kept = Settlement(
+        store,
+        settings().state,
+        window=new_window(0),
+        on_saved=lambda saved: anyio.lowlevel.checkpoint(),
+        give_up_after_s=None,
+        wall_time=lambda: NOW_S,
+    )
+    streams = [Stream(stream_id=number, kind="kafka", path="t/0") for number in (1, 2)]
+    for stream in streams:
+        kept.open(
+            Span(stream=stream, start_offset=0, end_offset=9, tail=b"", records=1, unsettled=0, duplicates=1), 0.0
+        )
+    await kept.save()
+    await kept.abandon(streams[:1])
+    assert (kept.obstacle.reason, kept.has_room) == ("state_unwritable", False)
+    await kept.abandon(streams[1:])
+    assert (kept.obstacle.reason, kept.has_room) == ("", True)
 
 
 @each(
