@@ -24,10 +24,12 @@ _READ_TOGETHER_BYTES: Final = 1 << 21
 _SHARE_BYTES_MIN: Final = 1 << 16  # of those, for each file that has news
 _BEGINNING_BYTES: Final = 1 << 20  # of the content of an archive
 _BEGINNING_STEPS: Final = 128  # of decompression in a turn, 2 MiB: it is not to be deep in an archive after it
+_BEGINNING_TURNS: Final = 4  # after which a beginning takes long
 _FURTHER_S: Final = 10.0  # that one is read on at least before another one has its turn
 
 # Of an archive: it grows; it has been quiet, but another member may follow; it has left the place where it grew.
 Ending = Literal["open", "quiet", "final"]
+_Stage = Literal["new", "long", "further"]  # of an archive: at its beginning, still there after some turns, beyond it
 Signature = tuple[int, int]  # size and time of the last change, in nanoseconds: what tells that a file has changed
 
 
@@ -52,6 +54,7 @@ class OpenFile:
         unchanged_at: The last look, seconds since the epoch, at which nothing had come since it was read to its end.
         is_to_note: Whether up to when it is settled has to be remembered, too.
         compared: As for `StreamBook.holds_all_of`.
+        unfinished_turns: How many turns of an archive have ended before their work, since one came to its end.
         trouble: Why the last attempt to read it failed, in words.
     """
 
@@ -67,6 +70,7 @@ class OpenFile:
     unchanged_at: float | None = None
     is_to_note: bool = False
     compared: dict[int, int] = field(default_factory=dict)
+    unfinished_turns: int = 0
     trouble: str = ""
 
     def note_trouble(self, error: OSError) -> None:
@@ -100,15 +104,16 @@ class OpenFile:
 
 class _Archives:
     """
-    Which archives are decompressed: one at its beginning and one further on, or very many would take all the memory.
+    Which archives are decompressed: one of each stage, or very many would take all the memory.
 
-    So a small one waits for no large one to its end. Further on, that of which least was read goes first, and gets the
-    turns of all that wait. One that makes room is decompressed again from its beginning when its turn comes, so it
-    makes room no sooner than it has read on for as long as that took.
+    So a small one waits neither for a large one to its end, nor for one whose beginning takes long, such as very many
+    members in which there is nothing. Further on, that of which least was read goes first, and one that makes room is
+    decompressed again from its beginning when its turn comes; so it makes room no sooner than it has read on for as
+    long as that took. The chosen ones get the turns of all that wait.
     """
 
     def __init__(self) -> None:
-        self._chosen: dict[bool, OpenFile] = {}  # by whether it is further on
+        self._chosen: dict[_Stage, OpenFile] = {}
         # Of the one further on: when and where it was chosen, and since when it reads on from there.
         self._chosen_at = 0.0
         self._position = 0
@@ -116,20 +121,17 @@ class _Archives:
 
     def choose(self, ready: Iterable[OpenFile], now: float) -> None:
         """Choose among the files that have news."""
-        waiting: dict[bool, list[OpenFile]] = {False: [], True: []}
+        waiting: dict[_Stage, list[OpenFile]] = {"new": [], "long": [], "further": []}
         for file in ready:
             if isinstance(file.reader.content, Archive):
-                waiting[_is_further(file)].append(file)
-        further = self._chosen.get(True)
-        if waiting[True] and (further not in waiting[True] or self._makes_room(further, now)):
-            least = min(waiting[True], key=_position)
-            self._chosen_at, self._position, self._reads_on_since = now, _position(least), None
-            self._replace(least, is_further=True)
-        beginning = self._chosen.get(False)
-        if waiting[False] and beginning not in waiting[False]:
-            self._replace(waiting[False][0], is_further=False)
-        elif beginning in waiting[True]:
-            del self._chosen[False]  # it has left its beginning, and waits for its turn as others do
+                waiting[_stage(file)].append(file)
+        for stage, files in waiting.items():
+            chosen = self._chosen.get(stage)
+            if not files:
+                if chosen is not None and chosen in waiting[_stage(chosen)]:
+                    del self._chosen[stage]  # it has left this stage, and waits for its turn as others do
+            elif chosen not in files or (stage == "further" and self._makes_room(chosen, now)):
+                self._replace(files, stage, now)
 
     def _makes_room(self, file: OpenFile, now: float) -> bool:
         if self._reads_on_since is None and _position(file) > self._position:
@@ -137,8 +139,12 @@ class _Archives:
         since = self._reads_on_since
         return since is not None and now >= since + max(_FURTHER_S, since - self._chosen_at)
 
-    def _replace(self, file: OpenFile, *, is_further: bool) -> None:
-        before, self._chosen[is_further] = self._chosen.get(is_further), file
+    def _replace(self, files: list[OpenFile], stage: _Stage, now: float) -> None:
+        file = files[0]
+        if stage == "further":
+            file = min(files, key=_position)
+            self._chosen_at, self._position, self._reads_on_since = now, _position(file), None
+        before, self._chosen[stage] = self._chosen.get(stage), file
         if before is not None and before not in self._chosen.values():
             before.reader.content.rest()
 
@@ -147,14 +153,15 @@ class _Archives:
         if file in self._chosen.values():
             return file
         file.reader.content.rest()
-        is_further = _is_further(file)
-        chosen = self._chosen.get(is_further)
-        may_go_on = chosen is not None and chosen.is_ready and _is_further(chosen) == is_further
-        return chosen if may_go_on else None
+        stage = _stage(file)
+        chosen = self._chosen.get(stage)
+        return chosen if chosen is not None and chosen.is_ready and _stage(chosen) == stage else None
 
 
-def _is_further(file: OpenFile) -> bool:
-    return _position(file) >= _BEGINNING_BYTES
+def _stage(file: OpenFile) -> _Stage:
+    if _position(file) >= _BEGINNING_BYTES:
+        return "further"
+    return "long" if file.unfinished_turns > _BEGINNING_TURNS else "new"
 
 
 def _position(file: OpenFile) -> int:
@@ -310,30 +317,31 @@ class OpenFiles:
         share = _READ_TOGETHER_BYTES // max(1, len(self._ready))
         length = max(_SHARE_BYTES_MIN, min(share, READ_BYTES))
         chunks: list[Chunk] = []
-        ended: set[OpenFile] = set()
         read_bytes = 0
         has_chosen = False
         for _ in range(len(self._ready)):
             if read_bytes >= _READ_TOGETHER_BYTES:
                 break
             file = self._ready.popleft()
-            file.is_ready = False
-            if self._files.get(file.place) is not file or file.new_since is not None:
-                continue  # closed, or not its turn yet
+            is_ready, file.is_ready = file.is_ready, False
+            if not is_ready or self._files.get(file.place) is not file or file.new_since is not None:
+                continue  # it has ended in the turn of another one, is closed, or it is not its turn yet
             in_turn: OpenFile | None = file
             if isinstance(file.reader.content, Archive):
                 if not has_chosen:
-                    self._archives.choose((each for each in (file, *self._ready) if each not in ended), now)
+                    self._archives.choose([file, *(each for each in self._ready if each.is_ready)], now)
                     has_chosen = True
                 in_turn = self._archives.in_turn(file)
             if in_turn is not file:
                 self.wake(file)
-            chunk = None if in_turn is None or in_turn in ended else self._try_to_read(in_turn, now, length)
+            if in_turn is None:
+                continue
+            chunk = self._try_to_read(in_turn, now, length)
             if chunk is not None:
                 chunks.append(chunk)
                 read_bytes += len(chunk.data)
-            elif in_turn is not None and not in_turn.reader.is_unfinished:
-                ended.add(in_turn)
+            elif not in_turn.reader.is_unfinished:
+                in_turn.is_ready = False
                 has_chosen = False  # the next small archive need not wait for the next look at all files
         return chunks
 
@@ -363,10 +371,11 @@ class OpenFiles:
         file.ending = self._ending(file, now)
         reader = file.reader
         reader.note_size(status, wall_time)
-        steps = TURN_STEPS if _is_further(file) else _BEGINNING_STEPS
+        steps = TURN_STEPS if _stage(file) == "further" else _BEGINNING_STEPS
         is_final, is_quiet = file.ending == "final", file.ending != "open"
         chunk = reader.read(is_final=is_final, is_quiet=is_quiet, turn_steps=steps, length=length)
         file.trouble = ""
+        file.unfinished_turns = file.unfinished_turns + 1 if reader.is_unfinished else 0
         if reader.is_unfinished:
             self.wake(file)
         elif chunk is None or (not reader.content.compression and reader.offset >= status.st_size):
