@@ -14,7 +14,7 @@ import signal
 import sys
 from _thread import interrupt_main
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import ExitStack, chdir, contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from threading import Thread, Timer
 from typing import NamedTuple
@@ -41,9 +41,16 @@ def run(
     Run `shipper ARGUMENTS` in a folder and an environment.
 
     Args:
+        environment: `SHIPPER_TEST_SECONDS` shortens constants, see `e2e.driver.Shipper`.
         stdin: What comes from a pipe; None = /dev/null.
     """
-    with chdir(folder), patch.dict(os.environ, environment, clear=True), _fed(stdin), _limited(limit_s):
+    with (
+        chdir(folder),
+        patch.dict(os.environ, environment, clear=True),
+        _shortened(environment.get("SHIPPER_TEST_SECONDS", "")),
+        _fed(stdin),
+        _limited(limit_s),
+    ):
         return _main([*arguments])
 
 
@@ -62,6 +69,15 @@ def _called(words: list[str]) -> Iterator[None]:
     """Let these be the words of the command line, though the process may be one of `python -m`."""
     main = sys.modules["__main__"]
     with patch.object(sys, "argv", words), patch.object(main, "__package__", None, create=True):
+        yield
+
+
+@contextmanager
+def _shortened(constants: str) -> Iterator[None]:
+    with ExitStack() as patched:
+        for constant in constants.split():
+            name, _, seconds = constant.partition("=")
+            patched.enter_context(patch(name, float(seconds)))
         yield
 
 

@@ -348,6 +348,8 @@ class Shipper:
         folder: The working directory of the processes.
         state: The state directory.
         target: Where it ships to; may be changed between two runs.
+        shortened: Seconds for constants of shipper's, by their full names, of which a test would wait out the true
+            ones. A real start keeps those, so no test may rely on the short ones.
     """
 
     def __init__(self, folder: Path, target: Target) -> None:
@@ -355,6 +357,7 @@ class Shipper:
         self.state = folder / "state"
         self.config = folder / "settings.toml"
         self.target = target
+        self.shortened: dict[str, float] = {}
         self._output = folder / "output"
         self._output.mkdir(parents=True)
         self._running: list[Running] = []
@@ -383,12 +386,14 @@ class Shipper:
             for name, value in os.environ.items()
             if name in {"PATH", "SHIPPER_NATIVE"} or name.startswith("COV")
         }
+        shortened = " ".join(f"{name}={seconds}" for name, seconds in self.shortened.items())
         return kept | {
             "HOME": str(self.folder),
             "SHIPPER__INTAKE__BASE_URL": self.target.base_url,
             "SHIPPER__ADMIN__LISTEN": "127.0.0.1:0",  # other shippers run beside this one
             "INTAKE_KEY": self.target.subscription_key,
             "INTAKE_TOKEN": self.target.token,
+            **({"SHIPPER_TEST_SECONDS": shortened} if shortened else {}),
             # What tests look at in /proc would otherwise be root's.
             **({} if os.geteuid() == 0 else {"SHIPPER_DUMPABLE": "1"}),
         }

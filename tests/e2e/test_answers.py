@@ -54,7 +54,8 @@ def test_a_passing_failure_is_tried_again_with_the_same_bytes(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):
     fake.plan(*(reply for reply, _ in PASSING_FAILURES), Reply(status=429, headers={"Retry-After": "1"}))
-    settings = {**ONE_SENDER, "delivery.read_timeout_seconds": 1}
+    # What trickles may take both together, and two reads more.
+    settings = {**ONE_SENDER, "delivery.read_timeout_seconds": 1, "delivery.connect_timeout_seconds": 1}
     result = shipper.backfill(file, "--log-level", "debug", settings=settings)
     failures = len(PASSING_FAILURES) + 1
     assert (result.returncode, result.counts()) == (0, (300, 300, 0, 0, 0))

@@ -497,6 +497,7 @@ def test_a_crowd_that_asks_for_nothing_costs_a_running_shipper_nothing(
 
 
 def test_one_who_never_ends_his_request_is_cut_off_and_holds_up_no_end(shipper: Shipper, service: Service):
+    shipper.shortened = {"shipper.pipeline.control._REQUEST_LIMIT_S": 0.3}
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     wait_for_socket(running, shipper)
     with client(shipper) as slow, client(shipper) as slower:

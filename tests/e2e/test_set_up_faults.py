@@ -32,6 +32,11 @@ FAULTS = {
 UNKNOWN = Target("https://intake.invalid", "key", "token")
 
 
+@pytest.fixture(autouse=True)
+def _soon(shipper: Shipper) -> None:
+    shipper.shortened = {f"shipper.{module}.FAIL_FAST_S": 0.3 for module in ("delivery.gate", "pipeline.hold")}
+
+
 def assert_ended_fast(result: Result, words: str) -> None:
     assert result.summary is not None
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up"), result

@@ -162,13 +162,13 @@ def test_an_outage_a_pause_and_nothing_to_read_are_not_taken_for_stuck(
         live = admin.status()["live"] or {}
         return (live.get("oldest_unsettled_seconds") or 0) > seconds
 
-    running.wait_until(lambda: waits_for(3), "what was read waits for the service, six times as long as the limit")
+    running.wait_until(lambda: waits_for(1.5), "what was read waits for the service, three times as long as the limit")
     running.kill()
     fake.default = Reply(status=404)
     running = run(env={}, **settings)
     admin = Admin(running)
     running.wait_for("delivery_paused")
-    running.wait_until(lambda: waits_for(3), "what was read waits for a pause to end")
+    running.wait_until(lambda: waits_for(1.5), "what was read waits for a pause to end")
     assert not told(running, "stuck")
     running.kill()
 

@@ -109,8 +109,13 @@ def _restrict(prefix: list[str]) -> None:
 
 
 def _read_environment() -> None:
-    """Run again what reads the environment while it is imported."""
+    """Run again what reads the environment while it is imported, and shorten the constants that it names."""
     reload(sys.modules["shipper.system.crash_points"])
+    for constant in os.environ.get("SHIPPER_TEST_SECONDS", "").split():
+        name, _, seconds = constant.partition("=")
+        module, _, name = name.rpartition(".")
+        assert hasattr(sys.modules[module], name), name
+        setattr(sys.modules[module], name, float(seconds))
 
 
 def _reopened(stream: io.TextIOWrapper, descriptor: int, mode: str) -> io.TextIOWrapper:
