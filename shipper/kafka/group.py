@@ -418,6 +418,7 @@ class Member:
         for place in places:
             if (stream := self._streams.pop(place, None)) is not None:
                 self._tombstones_skipped += stream.tombstones_skipped
+        consumer.resume(partitions)  # the client would have one that goes while it is paused come back paused
         consumer.incremental_unassign(partitions)
         self._rebalances["lost" if is_lost else "revoked"] += len(places)
         self._note_rebalance(f"{'lost' if is_lost else 'gave'} {len(places)}")

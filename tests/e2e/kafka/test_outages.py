@@ -41,6 +41,28 @@ def test_a_service_that_is_away_costs_no_membership(group: Group, broker: Broker
     assert sums(broker.table(group.ledger))["accepted"] == 40_000
 
 
+def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(
+    group: Group, broker: Broker, fake: FakeService, sample: Sample
+):
+    group.shipper.target = fake.target
+    fake.default = Reply(status=503)
+    broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member holds in memory
+    settings = {"delivery.retry_max_seconds": 0.5, "input.kafka.revoke_wait_seconds": 0}
+    first = group.member(settings)
+    first.wait_until(lambda: {each["state"] for each in partitions(first)} == {"paused"}, "its partitions are paused")
+    second = group.member(settings)
+    second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
+    fake.default = Reply()
+    first.wait_until(group.is_settled, "the group is at the end")
+    first.wait_until(lambda: {each["state"] for each in partitions(first)} == {"reading"}, "it reads")
+    assert second.stop().returncode == 0
+    first.wait_until(lambda: len(partitions(first)) == 2, "it has both partitions again")
+    broker.produce(group.topic, values(sample, 40_000, 40_100))
+    first.wait_until(group.is_settled, "the group is at the end", limit_s=30)
+    assert first.stop().returncode == 0
+    assert set(fake.event_ids()) == set(sample.ids[:40_100])
+
+
 def test_brokers_that_are_away_are_waited_for(group: Group, broker: Broker, service: Service, sample: Sample):
     running = group.member({"input.kafka.session_timeout_seconds": 45})
     broker.produce(group.topic, values(sample, 0, 500))
