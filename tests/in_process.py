@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import io
 import os
+import resource
 import signal
 import sys
 from _thread import interrupt_main
@@ -112,6 +113,7 @@ def _write(descriptor: int, data: bytes) -> None:
 def _untouched() -> Iterator[None]:
     """Take back what a command sets for its process as a whole."""
     umask, thresholds, set_up_before = os.umask(0o022), gc.get_threshold(), structlog.get_config()
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def configure(**options: object) -> None:
@@ -129,6 +131,7 @@ def _untouched() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)  # the processes that a test starts would inherit what is ignored
+        resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
         structlog.configure(**set_up_before)
         gc.set_threshold(*thresholds)
         os.umask(umask)

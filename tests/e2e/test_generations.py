@@ -139,7 +139,7 @@ def test_a_generation_that_was_read_half_goes_on_after_a_restart(tail: Tail):
     dated(tail.file, 2)
     tail.append(30, 40)
     settings = {"batch__max_events": 1, "delivery__concurrency": 1}
-    running = tail.start(NAME, **settings)
+    running = tail.start(NAME, **settings, delivery__rate_limit_events_per_second=20)
     running.wait_until(lambda: tail._service.stored > 12, "some of it")
     running.kill()
     assert tail._service.stored < 40, "it had finished before it was killed"
