@@ -22,7 +22,7 @@ from shipper.model.version import __version__
 try:
     from confluent_kafka import Consumer, IsolationLevel, KafkaException, Producer, TopicCollection, TopicPartition
     from confluent_kafka import KafkaError as KafkaError
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, OffsetSpec
 except ImportError:  # only this package needs it
     raise ConfigError(
         "needs confluent-kafka, which is not installed; run: pip install 'acquisition-shipper[kafka]'",
@@ -87,6 +87,8 @@ def properties(settings: KafkaSettings, *, on_error: Callable[[KafkaError], None
     sasl = bool(settings.sasl_mechanism)
     protocol = {("tls", False): "SSL", ("tls", True): "SASL_SSL", ("plaintext", True): "SASL_PLAINTEXT"}
     found: dict[str, Any] = {
+        # Not five minutes, for which a client may hold on to a broker that has died.
+        "topic.metadata.refresh.interval.ms": 10_000,
         **{name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.client.items()},
         "bootstrap.servers": ",".join(settings.brokers),
         "client.id": f"shipper-{__version__}",
@@ -210,6 +212,12 @@ def offsets_at(admin: AdminClient, places: Sequence[TopicPartition], spec: Any, 
     wanted = dict.fromkeys(places, spec)
     answers = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=limit_s)
     return {(each.topic, each.partition): future.result(limit_s).offset for each, future in answers.items()}
+
+
+def bounds_of(admin: AdminClient, places: Sequence[TopicPartition], limit_s: float) -> dict[Place, tuple[int, int]]:
+    """Ask where partitions begin and end; open transactions are behind their ends."""
+    lows, ends = (offsets_at(admin, places, each, limit_s) for each in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    return {place: (low, ends[place]) for place, low in lows.items()}
 
 
 def name_taken(settings: KafkaSettings) -> StateInUseError:

@@ -30,6 +30,7 @@ from shipper.kafka.begin import Begin, Found, begin, found_in
 from shipper.kafka.client import (
     FORBIDDEN,
     KafkaError,
+    bounds_of,
     consumer_properties,
     error_of,
     name_taken,
@@ -469,11 +470,9 @@ class Member:
 
     def _found(self, places: Sequence[Place]) -> dict[Place, Found]:
         topic_ids, whole = partitions_of(self._admin, sorted({topic for topic, _ in places}), _CALL_S)
-        ends = {
-            place: self.consumer.get_watermark_offsets(TopicPartition(*place), _CALL_S, cached=False)
-            for place in places
-        }
-        return found_in(self._committed(whole), topic_ids, ends)
+        # Not by the consumer, which knows a leader that has gone for as long as it waits for this.
+        bounds = bounds_of(self._admin, [TopicPartition(*place) for place in places], _CALL_S)
+        return found_in(self._committed(whole), topic_ids, bounds)
 
     def _committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
         committed = self.consumer.committed(places, _CALL_S)

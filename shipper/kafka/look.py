@@ -11,7 +11,15 @@ from msgspec import Struct
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.begin import Found, begin, found_in
-from shipper.kafka.client import offsets_at, outside_consumer, partitions_of, patiently, properties, understood
+from shipper.kafka.client import (
+    bounds_of,
+    offsets_at,
+    outside_consumer,
+    partitions_of,
+    patiently,
+    properties,
+    understood,
+)
 from shipper.kafka.documents import read_metadata
 from shipper.model.group import PartitionState
 
@@ -67,11 +75,11 @@ def _look(settings: KafkaSettings, at: float, until: float | None) -> GroupLook:
     topic_ids, places = partitions_of(admin, settings.topics, _CALL_S)
     with closing(outside_consumer(settings)) as consumer:
         offsets = patiently(lambda: consumer.committed(places, _CALL_S))
-    lows, ends = (offsets_at(admin, places, spec, _CALL_S) for spec in (OffsetSpec.earliest(), OffsetSpec.latest()))
+    bounds = bounds_of(admin, places, _CALL_S)
     moment = OffsetSpec.for_timestamp(int((until or 0.0) * 1000))
     moments = {} if until is None else offsets_at(admin, places, moment, _CALL_S)
     partitions, late = [], []
-    for place, found in found_in(offsets, topic_ids, {place: (lows[place], ends[place]) for place in lows}).items():
+    for place, found in found_in(offsets, topic_ids, bounds).items():
         state = _state(found, settings, at)
         partitions.append(state)
         if until is not None and not _is_settled(state, until, moments[place]):

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from msgspec.structs import replace
 
 from shipper.config.settings import KafkaSettings
-from shipper.kafka.client import offsets_at, partitions_of, properties, understood
+from shipper.kafka.client import bounds_of, offsets_at, partitions_of, properties, understood
 from shipper.kafka.stream import Place
 from shipper.model.errors import SourceError
 
@@ -55,25 +55,23 @@ class Wanted(NamedTuple):
         with understood(kafka, f"{', '.join(kafka.topics)} cannot be looked at"):
             admin = AdminClient(properties(kafka))
             _, whole = partitions_of(admin, kafka.topics, _CALL_S)
-            lows, ends = (
-                offsets_at(admin, whole, each, _CALL_S) for each in (OffsetSpec.earliest(), OffsetSpec.latest())
-            )
+            bounds = bounds_of(admin, whole, _CALL_S)
 
-            def at(time_s: float | None, otherwise: dict[Place, int]) -> dict[Place, int]:
+            def at(time_s: float | None, side: int) -> dict[Place, int]:
                 if time_s is None:
-                    return otherwise
+                    return {place: each[side] for place, each in bounds.items()}
                 found = offsets_at(admin, whole, OffsetSpec.for_timestamp(int(1000 * time_s)), _CALL_S)
-                return {place: ends[place] if offset < 0 else offset for place, offset in found.items()}
+                return {place: bounds[place][1] if offset < 0 else offset for place, offset in found.items()}
 
-            firsts, lasts = at(self.since_s, lows), at(self.until_s, ends)
+            firsts, lasts = at(self.since_s, 0), at(self.until_s, 1)
             found = {}
             for (topic, number), offsets in self.parts.items():
-                places = [place for place in ends if place[0] == topic and number in {None, place[1]}]
+                places = [place for place in bounds if place[0] == topic and number in {None, place[1]}]
                 if not places:
                     raise SourceError(f"topic {topic} has no partition {number}")
                 for place in places:
-                    if offsets is not None and offsets.stop > ends[place]:
-                        raise SourceError(f"{topic}/{number} ends at {ends[place]:,}, before {offsets.stop:,}")
+                    if offsets is not None and offsets.stop > bounds[place][1]:
+                        raise SourceError(f"{topic}/{number} ends at {bounds[place][1]:,}, before {offsets.stop:,}")
                     found[place] = offsets or range(firsts[place], max(firsts[place], lasts[place]))
             return found
 
