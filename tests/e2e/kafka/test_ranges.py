@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -46,10 +47,13 @@ def test_offsets_are_read_exactly_and_once(group: Group, broker: Broker, service
 def test_times_are_read_as_the_brokers_find_them_and_what_comes_later_by_a_further_run(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
-    for number, day in enumerate([1_790_000_000_000, 1_790_086_400_000, 1_790_172_800_000]):
-        broker.produce(group.topic, values(sample, 100 * number, 100 * (number + 1)), timestamp_ms=day)
-    times = "--since", "2026-09-22T00:00:00Z"
-    bounded = [f"kafka://{group.topic}", *times, "--until", "2026-09-22"]
+    noon = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)  # what is older than a week is deleted
+    days = [noon - timedelta(days=age) for age in (4, 3, 2)]
+    for number, day in enumerate(days):
+        lines = values(sample, 100 * number, 100 * (number + 1))
+        broker.produce(group.topic, lines, timestamp_ms=int(1000 * day.timestamp()))
+    times = "--since", f"{days[1]:%Y-%m-%d}T00:00:00Z"
+    bounded = [f"kafka://{group.topic}", *times, "--until", f"{days[1]:%Y-%m-%d}"]
     shown = group.shipper.run("backfill", *bounded, "--dry-run", check=False)
     assert [line.partition(": ")[2] for line in shown.stdout.splitlines()[:2]] == ["offsets 50 to 100"] * 2, shown
     ended = backfill(group, *bounded)
