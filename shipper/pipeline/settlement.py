@@ -385,7 +385,7 @@ class Settlement:
         """Save at the end; again a few times while nothing but another process stands in the way, as in a rebalance."""
         for _ in range(_LAST_TRIES):
             await self.save()
-            if not self._unsaved or self.obstacle.reason:
+            if not self._unsaved or self.obstacle.reason or self._is_stuck:
                 return
             with anyio.CancelScope(shield=True):
                 await anyio.sleep(_BETWEEN_LAST_TRIES_S)
