@@ -231,7 +231,7 @@ def test_until_idle_ends_reading_in_time_for_what_was_read(
     start: Start, folder: Path, service: Service, sample: Sample
 ):
     append(folder / "a.ndjson", sample.lines[:10])
-    drain = {"delivery.drain": "until_idle", "delivery.drain_idle_seconds": 60, "delivery.drain_timeout_seconds": 1}
+    drain = {"delivery.drain": "until_idle", "delivery.drain_idle_seconds": 60, "delivery.drain_timeout_seconds": 2.5}
     running = start(settings=drain)
     wait_for_events(running, service, sample.ids[:10])
     running.process.send_signal(signal.SIGTERM)
