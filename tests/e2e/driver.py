@@ -33,6 +33,12 @@ from tests.e2e.warm_start import SHIPPER as SHIPPER
 
 # Settings of a `shipper run` that a test waits for.
 QUICK = {"batch.linger_seconds": 0.02, "input.poll_interval_seconds": 0.1, "state.commit_interval_seconds": 0.05}
+# How often a running shipper looks at itself, and tells: a test that waits for what it tells would wait a second.
+_OFTEN = {
+    "shipper.pipeline.observer.LOOK_INTERVAL_S": 0.1,
+    "shipper.status.admin.app._FRESH_S": 0.1,
+    "shipper.status.live_file._WRITE_INTERVAL_S": 0.1,
+}
 _PAGE_EVENTS = 10_000
 # Variables that are read whenever a command runs.
 _READ_LATE = re.compile(r"SHIPPER__\w+|INTAKE_\w+|REPORT_\w+|CLIENT_SECRET|(PROXY_)?PASSWORD|COLUMNS|\w+_(PROXY|proxy)")
@@ -357,7 +363,7 @@ class Shipper:
         self.state = folder / "state"
         self.config = folder / "settings.toml"
         self.target = target
-        self.shortened: dict[str, float] = {}
+        self.shortened = dict(_OFTEN)
         self._output = folder / "output"
         self._output.mkdir(parents=True)
         self._running: list[Running] = []

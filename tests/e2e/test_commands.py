@@ -21,7 +21,7 @@ import typer
 
 from shipper.cli.app import command_line
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Service, Shipper, Target, changed
+from tests.e2e.driver import QUICK, SHIPPER, Service, Shipper, Target, changed
 from tests.e2e.fake_service import FakeService, events_of
 from tests.e2e.surroundings import unread_bytes
 
@@ -282,7 +282,7 @@ def test_a_pattern_for_run_may_stand_on_the_command_line_and_a_bare_word_is_a_li
     ):
         with file.open("ab") as out:
             out.writelines(sample.lines[20 * count : 20 * count + 20])
-        running = shipper.start("run", *arguments, settings=settings)
+        running = shipper.start("run", *arguments, settings={**QUICK, **settings})
         running.wait_until(lambda count=count: len(fake.stored) > count, "the records are sent")
         running.stop()
     assert shipper.read_state().accepted == 40

@@ -19,7 +19,7 @@ import pytest
 
 from shipper.system.control import REQUEST_BYTES, connected
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Result, Running, Service, Shipper, changed, wait_until
+from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.operated import Admin, Start
 from tests.e2e.test_crash_points import SAVES
@@ -385,7 +385,7 @@ def test_no_consumer_is_erased_from_a_spool_that_is_being_read(
 ):
     shipper.target = fake.target
     fake.default = HANG
-    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
     running.stdin.write(sample.lines[0])
     running.stdin.flush()
     running.wait_until(lambda: fake.requests, "a request")
@@ -497,7 +497,7 @@ def test_a_crowd_that_asks_for_nothing_costs_a_running_shipper_nothing(
 
 
 def test_one_who_never_ends_his_request_is_cut_off_and_holds_up_no_end(shipper: Shipper, service: Service):
-    shipper.shortened = {"shipper.pipeline.control._REQUEST_LIMIT_S": 0.3}
+    shipper.shortened |= {"shipper.pipeline.control._REQUEST_LIMIT_S": 0.3}
     running = shipper.start("pipe", stdin=subprocess.PIPE)
     wait_for_socket(running, shipper)
     with client(shipper) as slow, client(shipper) as slower:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.driver import QUICK, Service, Shipper, changed
 from tests.e2e.fake_service import FakeService, Reply
 
 
@@ -51,7 +51,7 @@ def test_what_one_way_to_ship_got_accepted_another_one_knows(shipper: Shipper, s
 def test_a_follower_that_is_started_again_knows_what_the_last_one_got_accepted(
     shipper: Shipper, service: Service, sample: Sample
 ):
-    settings = {"input.include": [str(shipper.folder / "*.ndjson")]}
+    settings = {**QUICK, "input.include": [str(shipper.folder / "*.ndjson")]}
     for number, lines in enumerate([sample.lines[:50], sample.lines[30:80]]):
         export(shipper, f"{number}.ndjson", lines)
         running = shipper.start("run", settings=settings)

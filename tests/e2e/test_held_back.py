@@ -199,7 +199,7 @@ def now_by(seconds: float) -> str:
 
 def test_a_clock_that_is_a_year_behind_makes_no_letters_of_good_records(shipper: Shipper, sample: Sample):
     """The service's clock is the right one; before the first request, nothing is known of it."""
-    shipper.shortened = {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
+    shipper.shortened |= {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
     year_s = 365 * 86_400.0
     lines = [changed(line, Timestamp=now_by(year_s - 60 - number)) for number, line in enumerate(sample.lines[:1_500])]
     file = write(shipper.folder, "events.ndjson", lines)
@@ -231,7 +231,7 @@ def test_a_service_that_cannot_be_asked_for_the_time_is_waited_for(shipper: Ship
         shipper.folder, "events.ndjson", [changed(line, Timestamp=now_by(86_400)) for line in sample.lines[:300]]
     )
     right, shipper.target = shipper.target, shipper.target._replace(base_url="http://127.0.0.1:9")
-    shipper.shortened = {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
+    shipper.shortened |= {"shipper.pipeline.hold.FAIL_FAST_S": 0.3}
     result = shipper.backfill(file, settings={"delivery.give_up_after_seconds": 1})
     assert (result.returncode, result.summary["outcome"]) == (4, "gave_up")
     assert result.summary["seconds"] >= 1, "that is no fault of the set-up"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Shipper, changed
+from tests.e2e.driver import QUICK, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply, events_of
 
 REFUSED = b"refuse this one"
@@ -160,7 +160,7 @@ def test_a_corrected_record_that_waits_needs_no_more_input_to_be_sent(
     fake.default = refusing(fake)
     path = shipper.folder / "app.ndjson"
     path.write_bytes(refused(sample.lines[0]) + sample.lines[0])
-    running = shipper.start("run", settings={**ONE_SENDER, "input.include": f'["{path}"]'})
+    running = shipper.start("run", settings={**QUICK, **ONE_SENDER, "input.include": f'["{path}"]'})
     running.wait_until(lambda: fake.event_ids() == sample.ids[:1], "the corrected record is stored")
     with path.open("ab") as file:
         file.write(refused(sample.lines[1]))

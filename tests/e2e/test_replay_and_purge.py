@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
+from tests.e2e.driver import QUICK, SHIPPER, Result, Service, Shipper, Target, changed, event_ids, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.surroundings import csv_of, spooled
 
@@ -268,7 +268,7 @@ def test_what_is_purged_is_gone_from_the_disk_and_a_consumer_from_letters_and_sp
     )
     shipper.target = fake.target
     fake.default = HANG
-    running = shipper.start("pipe", stdin=subprocess.PIPE)
+    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=QUICK)
     running.stdin.write(changed(sample.lines[60], **canary) + sample.lines[61] + b"777000777 canary_bird\n")
     running.stdin.flush()
     running.wait_until(lambda: fake.requests, "a request")
@@ -325,7 +325,7 @@ def test_an_erasure_takes_nobody_else_whose_record_holds_the_number(
     data = csv_of(events) if form == "csv" else b"".join(lines)
     shipper.target = fake.target
     fake.default = HANG
-    running = shipper.start("pipe", stdin=subprocess.PIPE, settings=settings)
+    running = shipper.start("pipe", stdin=subprocess.PIPE, settings={**QUICK, **settings})
     running.stdin.write(data)
     running.stdin.flush()
     running.wait_until(lambda: fake.requests, "a request")

@@ -179,7 +179,7 @@ def test_hook_that_runs_when_a_signal_comes_may_finish(told: Reporter, origin: R
 def test_hook_that_does_not_end_by_itself_is_ended_after_the_signal(
     told: Reporter, origin: ReportService, shipper: Shipper
 ):
-    shipper.shortened = {"shipper.cli.report.watch._TELL_S": 0.3}
+    shipper.shortened |= {"shipper.cli.report.watch._TELL_S": 0.3}
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
     begun, ended = told.folder / "begun", told.folder / "ended"
@@ -227,7 +227,9 @@ def test_a_hook_that_another_watch_is_running_is_not_run_as_well(told: Reporter,
 
 
 def test_what_a_hook_has_started_is_ended_with_it(told: Reporter, origin: ReportService, shipper: Shipper):
-    shipper.shortened = dict.fromkeys((f"shipper.cli.report.watch.{name}" for name in ("_TELL_S", "_HOOK_ENDS_S")), 0.3)
+    shipper.shortened |= dict.fromkeys(
+        (f"shipper.cli.report.watch.{name}" for name in ("_TELL_S", "_HOOK_ENDS_S")), 0.3
+    )
     keep(told, of_month(10))
     origin.rule = lambda asked: ok(document(asked, opening_balance=Decimal(1)))
     begun, child = told.folder / "begun", told.folder / "child"

@@ -34,7 +34,7 @@ UNKNOWN = Target("https://intake.invalid", "key", "token")
 
 @pytest.fixture(autouse=True)
 def _soon(shipper: Shipper) -> None:
-    shipper.shortened = {f"shipper.{module}.FAIL_FAST_S": 0.3 for module in ("delivery.gate", "pipeline.hold")}
+    shipper.shortened |= {f"shipper.{module}.FAIL_FAST_S": 0.3 for module in ("delivery.gate", "pipeline.hold")}
 
 
 def assert_ended_fast(result: Result, words: str) -> None:

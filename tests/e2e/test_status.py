@@ -237,7 +237,7 @@ def test_a_last_line_without_an_end_is_no_delivery_that_goes_on(tail: Tail, serv
     tail.append(0, 10)
     with tail.file.open("ab") as file:
         file.write(tail.sample.lines[10][:-1])
-    shipper.shortened = {"shipper.pipeline.observer._RATE_WINDOW_S": 0.5, "shipper.status.snapshot._SETTLED_IN_S": 0.5}
+    shipper.shortened |= {"shipper.pipeline.observer._RATE_WINDOW_S": 0.5, "shipper.status.snapshot._SETTLED_IN_S": 0.5}
     running = tail.start()
     tail.wait(10)
     told = f"delivered; {size(len(tail.sample.lines[10]) - 1)} are a line that has no end yet"

@@ -16,7 +16,7 @@ import pytest
 from shipper.state.directory import locked_directory
 from shipper.state.ledger import read_ledger
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.driver import QUICK, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.test_reconcile import with_report
 
@@ -73,7 +73,7 @@ def test_no_file_holds_a_person_or_a_secret_once_all_is_delivered(
         if command == "pipe":
             assert shipper.pipe(file.read_bytes()).returncode == 0
         elif command == "run":
-            running = shipper.start("run", "--log-level", "debug", settings={"input.include": f'["{file}"]'})
+            running = shipper.start("run", "--log-level", "debug", settings={**QUICK, "input.include": f'["{file}"]'})
             running.wait_until(lambda done=done: shipper.read_state().accepted == done, "all")
             assert running.stop().returncode == 0
         else:

@@ -489,8 +489,11 @@ def test_leaving_the_block_leaves_pending_what_cannot_be_delivered_in_time(bench
     assert sorted(set(bench.delivered())) == ids(range(2001))
 
 
-def test_leaving_hurries_a_service_that_is_slow_to_be_asked_again(bench: Bench, run: Run):
+def test_leaving_hurries_a_service_that_is_slow_to_be_asked_again(
+    bench: Bench, run: Run, monkeypatch: pytest.MonkeyPatch
+):
     """A backoff of an hour is not waited out, nor does the drain last as long as it may."""
+    monkeypatch.setattr("shipper.delivery.gate._LONGEST_WAIT_WHILE_STOPPING_S", 0.05)
     replies: list[Reply] = [UNAVAILABLE] * 6 + [ACCEPTED]
 
     async def main() -> None:
