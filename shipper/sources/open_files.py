@@ -371,7 +371,9 @@ class OpenFiles:
         file.ending = self._ending(file, now)
         reader = file.reader
         reader.note_size(status, wall_time)
-        steps = TURN_STEPS if _stage(file) == "further" else _BEGINNING_STEPS
+        steps = _BEGINNING_STEPS
+        if reader.content.compression and _stage(file) == "further":
+            steps, length = TURN_STEPS, READ_BYTES  # it reads on alone, and not for long
         is_final, is_quiet = file.ending == "final", file.ending != "open"
         chunk = reader.read(is_final=is_final, is_quiet=is_quiet, turn_steps=steps, length=length)
         file.trouble = ""
