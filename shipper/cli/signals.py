@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _SHIPPING: Final = (["run"], ["pipe"], ["backfill"], ["dead-letters", "replay"])
 _DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)

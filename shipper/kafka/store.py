@@ -93,6 +93,7 @@ class TransactionStore:
         self._now = now
         self._properties = properties(settings, on_error=on_error) | producer_properties(name, max_record_bytes)
         self._failed: KafkaError | None = None
+        self._is_name_taken = False  # a new producer would take it back, and end the other member
         self._written = ""  # the topic that a failure is about, if that is known
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
@@ -162,6 +163,8 @@ class TransactionStore:
         metadata = self._membership()
         if metadata is None:
             return None
+        if self._is_name_taken:
+            raise name_taken(self._settings)
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
         producer = self._producer
@@ -269,6 +272,7 @@ class TransactionStore:
     def _translated(self, error: KafkaError, what: str) -> StateError | ConfigError:
         settings = self._settings
         if error.code() in FENCED and settings.group_instance_id:
+            self._is_name_taken = True
             return name_taken(settings)
         both = f"WRITE on the topics {settings.letters} and {settings.ledger}"
         if why := refusal(settings, error, right_on(settings, self._written) if self._written else both):

@@ -171,7 +171,7 @@ def _catches(pid: int, number: signal.Signals) -> bool:
     """Return whether the process itself handles a signal, and not as Python does by default."""
     with suppress(FileNotFoundError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):  # Python handles SIGINT from the first; SIGTERM is set before it
+            if line.startswith("SigCgt:"):  # Python handles SIGINT from the first; SIGTERM is set after it
                 mask = int(line.split()[1], 16)
                 return bool(mask >> (signal.SIGTERM - 1) & mask >> (number - 1) & 1)
     return False
