@@ -277,7 +277,7 @@ def test_every_format_that_killed_pipes_left_behind_is_shipped_in_order_and_noth
         if not data.endswith(torn):
             running.stdin.close()  # the last record needs nothing behind it
         last = sample.ids[number * 120 + 119].encode()
-        running.wait_until(lambda last=last: spooled(shipper) and last in spooled(shipper)[-1][1], "it is spooled")
+        running.wait_until(lambda last=last: any(last in each for _, each in spooled(shipper)), "it is spooled")
         running.wait_until(lambda requests=requests: fake.requests > requests, "it had begun to send")
         running.kill()
         segments = [content for path, content in spooled(shipper) if path not in earlier]
