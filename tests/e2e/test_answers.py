@@ -50,6 +50,7 @@ PASSING_FAILURES = [
 ]
 
 
+@pytest.mark.early
 def test_a_passing_failure_is_tried_again_with_the_same_bytes(
     shipper: Shipper, fake: FakeService, sample: Sample, file: Path
 ):

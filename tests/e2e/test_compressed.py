@@ -272,6 +272,7 @@ def test_one_member_that_unpacks_to_much_costs_no_memory(shipper: Shipper, servi
     assert result.peak_bytes < 120 << 20, f"{result.peak_bytes >> 20} MiB were held"
 
 
+@pytest.mark.early
 def test_what_was_decompressed_of_many_archives_does_not_add_up(shipper: Shipper, service: Service, sample: Sample):
     """All of them are read in turn, a megabyte at a time."""
     tail = Tail(shipper, service, sample)

@@ -305,6 +305,7 @@ def test_a_crash_of_the_running_shipper_in_a_save_of_a_replay_loses_nothing_and_
     assert sorted(fake.event_ids(fake.bodies[bodies:])) == sorted(left | set(sample.ids[40:50]))
 
 
+@pytest.mark.early
 def test_a_replay_of_which_nothing_is_settled_is_given_up_and_the_running_shipper_is_not(
     start: Start, folder: Path, shipper: Shipper, fake: FakeService, sample: Sample
 ):

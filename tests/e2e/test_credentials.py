@@ -115,6 +115,7 @@ LIFETIME_S = 3
 REFRESH_S = 2.25  # a quarter of such a life is kept in reserve
 
 
+@pytest.mark.early
 def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
     shipper: Shipper, sample: Sample, tmp_path: Path
 ):
@@ -156,6 +157,7 @@ def test_tokens_that_live_three_seconds_are_renewed_in_time_under_load(
     assert sum(result.summary["retries"] for result in results) == len(refused)
 
 
+@pytest.mark.early
 def test_while_the_endpoint_is_away_a_token_is_used_to_its_end_and_then_delivery_waits(
     shipper: Shipper, service: Service, fake: FakeService, sample: Sample
 ):
@@ -448,6 +450,7 @@ def canaries(shipper: Shipper, sample: Sample) -> Path:
     return write(shipper.folder / "events.ndjson", [changed(line, **PERSONAL) for line in sample.lines[:5]])
 
 
+@pytest.mark.early
 @pytest.mark.parametrize("failures", FAILURES.values(), ids=FAILURES)
 def test_no_failure_shows_a_secret_or_whom_a_record_is_about(
     shipper: Shipper, fake: FakeService, canaries: Path, tls: ssl.SSLContext, failures: Failures

@@ -417,6 +417,7 @@ def test_run_puts_away_what_was_rotated_and_nothing_else(tail: Tail):
     assert [path for path in kept if not path.exists()] == []
 
 
+@pytest.mark.early
 def test_run_moves_what_was_rotated_while_it_was_stopped_and_not_what_is_still_written(tail: Tail, shipper: Shipper):
     """It stays until one that was rotated after it, and is not written any more, has been put away."""
     tail.append(0, 10)

@@ -207,6 +207,7 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.early
 def test_the_service_that_the_steps_install_ships_as_its_user(
     machine: Machine, wheel: Path, service: Service, sample: Sample, tmp_path: Path
 ):

@@ -124,6 +124,7 @@ def test_the_same_seed_brings_the_same_trouble():
     assert set(drawn[0]) == {"", "503", "429", "slow", "reset", "stored_and_reset", "hang"}
 
 
+@pytest.mark.early
 def test_a_short_soak_accounts_for_all_and_writes_what_it_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # Little to do, however fast the machine is, and a rotation as soon as anything has arrived.
     monkeypatch.setitem(life._SETTINGS, "delivery.rate_limit_events_per_second", 10_000)

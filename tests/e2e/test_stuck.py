@@ -229,6 +229,7 @@ def test_a_read_that_hangs_gives_the_watchdog_no_sign_of_life(
     running.kill()
 
 
+@pytest.mark.early
 def test_a_stop_saves_what_is_settled_and_does_not_wait_for_a_read_that_hangs(
     run: Run, shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
 ):
@@ -250,6 +251,7 @@ def test_a_stop_saves_what_is_settled_and_does_not_wait_for_a_read_that_hangs(
     assert set(service.times_received().values()) == {1}
 
 
+@pytest.mark.early
 def test_a_backfill_that_hangs_is_stopped_by_a_signal(
     shipper: Shipper, folder: Path, hangs: Hangs, service: Service, sample: Sample
 ):

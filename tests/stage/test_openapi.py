@@ -198,6 +198,7 @@ def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
     assert set(CHECKS.get_all_names()) == RUN | LEFT_OUT
 
 
+@pytest.mark.early
 def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
     run = thorough_run()
     assert not run.failures, "\n".join(run.failures)
