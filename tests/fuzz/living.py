@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +34,7 @@ from shipper.model.records import Batch, Refusal
 from tests.answer_bodies import IDS
 from tests.e2e.driver import State, assert_accounted, read_state
 from tests.fuzz.answers import CANARY
+from tests.fuzz.engine import quiet
 from tests.unit.test_codec import line
 
 T = TypeVar("T")
@@ -91,6 +93,12 @@ class Loop:
         return found
 
     def close(self) -> None:
+        """End what still lives: the interpreter would wait for its threads."""
+        living = asyncio.all_tasks(self._loop)
+        for task in living:
+            task.cancel()
+        with quiet():
+            self._loop.run_until_complete(asyncio.gather(*living, return_exceptions=True))
         self._loop.close()
 
 
@@ -98,7 +106,7 @@ class Loop:
 def loop() -> Loop:
     """The event loop of the conversations."""
     made = Loop()
-    atexit.register(made.close)
+    threading._register_atexit(made.close)  # type: ignore[attr-defined]  # others run after threads were waited for
     return made
 
 
