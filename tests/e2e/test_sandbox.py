@@ -80,6 +80,8 @@ def test_verbose_logs_each_request_on_a_line_and_never_a_key_a_token_or_a_record
     with sandbox(shipper, "-v") as service:
         good, bad = sample.lines[:2], changed(sample.lines[2], IP="none")
         assert service.post([*good, bad]).status_code == 202
+        # A line is written behind its answer, and over another connection the next may be before it.
+        service.running.wait_until(lambda: service.running.stderr.count('"request"') >= 1, "a line")
         with service.client() as client:
             client.post("/elsewhere?key=secret", content=b"x")
             client.headers["Authorization"] = "Bearer wrong"
