@@ -156,7 +156,8 @@ def test_run_pauses_says_why_and_goes_on_when_the_mapping_was_mended_and_read_ag
     (pause,) = admin.status()["live"]["pauses"]
     assert str(file) in pause["message"]
     assert "SIGHUP" in pause["advice"]
-    assert "1,000 records in a row" in shipper.run("status", check=False).stdout
+    # `status` reads the snapshot on the disk, which is written a moment later.
+    running.wait_until(lambda: "1,000 records in a row" in shipper.run("status", check=False).stdout, "status says so")
 
     running.process.send_signal(signal.SIGHUP)  # nothing was mended
     running.wait_for("settings_reloaded")
