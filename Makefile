@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 STAMP := $(VENV)/.installed
+PROCESSES = $(or $(JOBS),$(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))'))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup native kafka kafka-e2e axe demo test check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
+.PHONY: help setup native kafka kafka-e2e axe demo test long check fmt docs e2e cov bench soak held lives torture siege fuzz lock all clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-9s %s\n' "$$name" "$$text"; done
@@ -16,9 +17,12 @@ setup: $(STAMP) ## make .venv and install the pinned dependencies and shipper it
 
 $(STAMP): requirements.lock pyproject.toml $(wildcard native/*.* native/src/*)
 	@test -n "$(PYTHON)" || { echo "make: Python 3.11 or newer is needed; name it with: make PYTHON=/path/to/python3" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@echo "make: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "make: installing the pinned packages into $(VENV), which takes a minute or more"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@echo "make: installing shipper into $(VENV)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@$(MAKE) --no-print-directory native
 	@touch $@
 
@@ -31,7 +35,10 @@ native/Cargo.lock: native/crates.lock
 native: ## build the native part where there is cargo; shipper does the same without it, slower
 	@if ! command -v cargo >/dev/null; then \
 		echo "make: cargo is not found, so shipper runs without its native part"; \
-	elif ! { $(MAKE) --no-print-directory native/Cargo.lock && \
+		exit; \
+	fi; \
+	echo "make: building the native part, which takes a minute or more (log: $(VENV)/native.log)"; \
+	if ! { $(MAKE) --no-print-directory native/Cargo.lock && \
 		$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r native/requirements.lock && \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
 			--no-build-isolation --force-reinstall ./native; \
@@ -55,8 +62,11 @@ demo: setup ## ship 10,000 sample events to a sandbox in the same process and sh
 
 # Bytecode is written even where the environment forbids it: each process would compile all tests anew.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: setup ## all tests, in as many processes as JOBS says (one more than there are cores, up to 8)
-	$(BIN)/pytest -n $(or $(JOBS),$(shell $(PYTHON) -c 'import os; print(min(8, 1 + os.cpu_count()))')) --dist worksteal
+test: setup ## all tests but the long ones, in as many processes as JOBS says (one more than there are cores, up to 8)
+	$(BIN)/pytest -n $(PROCESSES) --dist worksteal
+
+long: setup ## the tests that take long, but for those of a broker, which kafka-e2e runs
+	$(BIN)/pytest -m long --ignore tests/e2e/kafka -n $(PROCESSES) --dist worksteal
 
 e2e: setup ## only the tests that drive the installed command
 	$(BIN)/pytest tests/e2e

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any, Final, Literal
 
@@ -23,6 +24,7 @@ from shipper.delivery.credentials import (
     credentials_of,
 )
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, make_ssl_context, new_traceparent
+from shipper.delivery.quoting import quotation
 from shipper.delivery.tls import words
 from shipper.delivery.verdicts import UNREADABLE, Action, Verdict, judge
 from shipper.model.errors import ConfigError
@@ -255,7 +257,8 @@ class Checkup:
         self._date = answer.date
         self._skew.note(answer.date, wall_time)
         events = 0 if probe.body else None
-        verdict = judge(answer, events=events, section=self._section, wall_time=wall_time)
+        quote = partial(quotation, authorization=authorization)
+        verdict = judge(answer, events=events, section=self._section, wall_time=wall_time, quote=quote)
         if is_compressed and verdict.status in {400, 415}:
             what = f"the service may not understand compressed bodies (HTTP {verdict.status})"
             self._tell("note", "compression", f"{what}; see delivery.compression")

@@ -83,6 +83,8 @@ def check(
             else:
                 _check_group(settings, settings.input.kafka, findings, is_online=online, creates=create_topics)
             run_async(lambda: _check_endpoints(settings, findings, only=only, is_online=online, account=account))
+            if not online:
+                findings.add("note", "service", "was not contacted; to test the way to it, add --online")
         findings.finish()
     raise typer.Exit(findings.exit_code)
 
@@ -195,8 +197,7 @@ def _check_state(settings: Settings, findings: _Findings) -> None:
     holder = holder_of(directory)
     if holder is not None:
         who = f"process {holder}" if holder else "another process"
-        what = f"{who} holds it: a second shipper ends with exit code 5 unless it has a directory of its own"
-        findings.add("note", "state.directory", what)
+        findings.add("note", "state.directory", f"{who} holds it; a second shipper that uses it ends with exit code 5")
     place = next(each for each in (directory, *directory.parents) if os.path.isdir(each))
     status = os.statvfs(place)
     free, wanted = status.f_bavail * status.f_frsize, settings.spool.max_bytes + settings.state.dead_letter_max_bytes

@@ -16,6 +16,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 # The library has no public name for what its errors of usage have in common.
 _UsageError: Final = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+_UNBROKEN: Final = "\N{NON-BREAKING HYPHEN}"  # stands in for a hyphen, after which a line would end
 _FAR_BOUNDS: Final = re.compile(r"(; )?-?\d*<=x<=\d{9,}")  # they only keep numbers within what can be stored
 
 
@@ -45,9 +46,9 @@ class Command(TyperCommand):
         return parser
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Leave out arguments that are an older spelling."""
+        """Leave out arguments that are an older spelling, and braces around what is required."""
         shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
-        return ["[OPTIONS]", *(piece for param in shown for piece in param.get_usage_pieces(ctx))]
+        return ["[OPTIONS]", *(piece.strip("{}") for param in shown for piece in param.get_usage_pieces(ctx))]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -59,7 +60,8 @@ class Command(TyperCommand):
         for title, rows in panels.items():
             if rows:
                 with formatter.section(title):
-                    formatter.write_dl(rows)
+                    formatter.write_dl([(name, text.replace("-", _UNBROKEN)) for name, text in rows])
+        formatter.buffer[:] = [text.replace(_UNBROKEN, "-") for text in formatter.buffer]
 
 
 def help_record(param: Any, ctx: Any) -> tuple[str, str] | None:

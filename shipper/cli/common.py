@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Te
 
 import typer
 
-from shipper.config.load import USUAL_FILES, Written, misspelt_variables, read_written
+from shipper.config.load import USUAL_FILES, SettingsFile, Written, misspelt_variables, read_written
 from shipper.config.settings import KafkaSettings, Settings, literal_secrets, require_endpoint, settings_from
 from shipper.model.errors import ConfigError
 from shipper.model.printable import printable, printable_json
@@ -78,6 +78,10 @@ class SettingsOptions(NamedTuple):
     overrides: list[str] | None = None
     log_level: str | None = None
     log_format: str | None = None
+
+    def file(self) -> SettingsFile:
+        """Return the settings file that `load` is going to read."""
+        return SettingsFile(self.config, os.environ)
 
     def load(self, rate: float | None = None, include: Sequence[str] | None = None) -> dict[str, Written]:
         """
@@ -153,9 +157,10 @@ def read_settings(
 
 def _no_file() -> str:
     """Return where a settings file was looked for, if there is none."""
-    if os.environ.get("SHIPPER_CONFIG") or any(path.exists() for path in USUAL_FILES):
+    if os.environ.get("SHIPPER_CONFIG") or any(os.path.exists(path) for path in USUAL_FILES):
         return ""
-    return f". There is no settings file: {' and '.join(str(path.absolute()) for path in USUAL_FILES)} do not exist"
+    places = " and ".join(str(path.absolute()) for path in USUAL_FILES)
+    return f". There is no settings file: {places} do not exist, or cannot be looked at by this user"
 
 
 def prepare(options: SettingsOptions, needs: Needed | None = None, rate: float | None = None) -> Settings:

@@ -138,9 +138,10 @@ def toml_value(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case str() | Path():
-            # A TOML string is a JSON string, except for DEL; half a surrogate pair has no place in either.
-            text = str(value).encode("utf-8", "replace").decode()
-            return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+            # A TOML string is a JSON string, except for DEL; half a surrogate pair has no place in either. What cannot
+            # be seen is escaped, such as blanks of other widths, so that the text stays the same however it is shown.
+            text = json.dumps(str(value).encode("utf-8", "replace").decode(), ensure_ascii=False)
+            return "".join(each if each.isprintable() else _escaped(each) for each in text)
         case list() | tuple():
             return f"[{', '.join(map(toml_value, value))}]"
         case dict():
@@ -148,6 +149,10 @@ def toml_value(value: Any) -> str:
             return f"{{ {inner} }}" if inner else "{}"
         case _:
             return repr(value)
+
+
+def _escaped(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) <= 0xFFFF else f"\\U{ord(character):08x}"
 
 
 def _toml_key(name: str) -> str:

@@ -9,22 +9,29 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from shipper.cli.common import open_input, several
+from shipper.config.mapping import FIELDS
 from shipper.config.settings import Settings
 from shipper.model.printable import printable
 
 if TYPE_CHECKING:
+    from shipper.cli.remedies import Remedy
+    from shipper.model.framing import Framing
     from shipper.model.records import Chunk, Rejection, Stream
 
 _EXAMPLES_PER_RULE = 5
+_LOOKED_AT = 1000  # records of each rule that are looked at for what mends them
 _NAMES_SHOWN = 20
 _SHAPE_CHARACTERS = 60
 _HEAD_BYTES = 1024
 _DELIMITERS = (b",", b";", b"\t", b"|")
+_BEGINNING = "a mapping to begin with, put it into your configuration"
+_LACKS = "most records lack fields of the wire form"
 CSV = "it looks like CSV, and no column has a name that is known; is the first row a header?"
 
 
@@ -34,8 +41,9 @@ class Example(msgspec.Struct):
 
     Attributes:
         field: The field at fault; empty if it is the whole record.
-        shape: The form of its value: letters are `a` and `A`, digits `9`.
-        value: The value itself, at most 60 characters of it, if values are to be shown.
+        shape: The form of its value as it came: letters are `a` and `A`, digits `9`.
+        value: The value itself as it came, at most 60 characters of it, if values are to be shown.
+        becomes: What the table `values` of `records.mapping` makes of it; empty if it does not list it.
     """
 
     file: str
@@ -45,13 +53,21 @@ class Example(msgspec.Struct):
     shape: str
     message: str
     value: str = ""
+    becomes: str = ""
 
 
 class BrokenRule(msgspec.Struct):
-    """How many records break a rule, and the first of them; a record may break several."""
+    """
+    How many records break a rule; a record may break several.
+
+    Attributes:
+        examples: The first five of them.
+        advice: What mends them, in lines; a line may be TOML.
+    """
 
     count: int = 0
     examples: list[Example] = []
+    advice: list[str] = []
 
 
 class Findings(msgspec.Struct):
@@ -59,6 +75,7 @@ class Findings(msgspec.Struct):
     What was found in all inputs; `records == good + duplicates + failed`.
 
     Attributes:
+        unlisted: By field, how many good records have a code that `values` of `records.mapping` does not list.
         without_header: Inputs of CSV of which no column has a name that is known; their names are not among the unknown
             fields, as they may be a record's values.
         missing_columns: Of inputs of CSV, the columns that `records.mapping` names and that are not there.
@@ -72,6 +89,7 @@ class Findings(msgspec.Struct):
     rules: dict[str, BrokenRule] = {}
     normalized: dict[str, int] = {}
     unknown_fields: dict[str, int] = {}
+    unlisted: dict[str, int] = {}
     without_header: list[str] = []
     missing_columns: dict[str, list[str]] = {}
     advice: dict[str, str] = {}
@@ -84,11 +102,15 @@ class Check:
         from shipper.codec import Codec, latest_timestamp
         from shipper.codec.mapping import SourceMapping
 
-        sources = settings.records.field_sources
+        self._sources = sources = settings.records.field_sources
+        self._as_it_came = SourceMapping({field: replace(each, values={}) for field, each in sources.items()})
+        self._settings = settings.records
+        self._remedies: dict[str, Remedy] = {}
         self._known_names = SourceMapping(sources).names
         self._mapped_names = {path for source in sources.values() for path in source.paths if "." not in path}
         self._hidden_names: set[str] = set()
-        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes)
+        self._like: dict[str, str] = {}  # a column that is missing -> one whose name differs in case or blanks
+        self._codec = Codec(settings.records, max_record_bytes=settings.input.max_record_bytes, notes_unlisted=True)
         self._room_bytes = max(1 << 20, settings.input.max_record_bytes + 1)
         self._latest = latest_timestamp(time.time(), settings.records.max_future_seconds)
         self._unknown_fields = settings.records.unknown_fields
@@ -121,31 +143,62 @@ class Check:
         found.normalized = _counted(self._codec.changes.normalized)
         unknown = {name: count for name, count in self._codec.changes.unknown.items() if name not in self._hidden_names}
         found.unknown_fields = _counted(unknown)
+        found.unlisted = _counted(self._codec.changes.unlisted)
+        for rule, remedy in self._remedies.items():
+            found.rules[rule].advice = remedy.words()
 
     def _add_faults(self, name: str, rejection: Rejection, chunk: Chunk, lines_before: int) -> None:
-        faults = rejection.faults or {rejection.rule: rejection.message}
+        from shipper.cli.remedies import Remedy
         from shipper.codec.judge import IS_MISSING
 
+        faults = rejection.faults or {rejection.rule: rejection.message}
         self._unreadable += rejection.rule in {"json", "encoding", "csv"}
         self._missing.update(rule for rule, message in faults.items() if message.endswith(IS_MISSING))
+        values: dict[str, Any] | None = None
         for rule, message in faults.items():
             broken = self.findings.rules.setdefault(rule, BrokenRule())
             broken.count += 1
-            if len(broken.examples) < _EXAMPLES_PER_RULE:
+            if broken.count > _LOOKED_AT:
+                continue
+            if values is None:
+                values = self._values_in(rejection.raw, chunk.stream.framing)
+            if rule not in self._remedies:
+                self._remedies[rule] = Remedy(rule, self._settings, shows_values=self._shows_values)
+            self._remedies[rule].look(values)
+            if broken.count <= _EXAMPLES_PER_RULE:
                 line = lines_before + chunk.data.count(b"\n", 0, rejection.start_offset - chunk.start_offset) + 1
-                broken.examples.append(self._example(name, line, rejection, chunk, rule, message))
+                broken.examples.append(self._example(name, line, rejection.start_offset, rule, message, values))
+
+    def _values_in(self, raw: bytes, framing: Framing) -> dict[str, Any]:
+        """Return what a record has for each field as it came: before `values` and normalisation."""
+        from shipper.codec.normalize import ABSENT
+        from shipper.codec.rows import read_document
+
+        columns = self._as_it_came.columns([read_document(raw, framing)])
+        return {field: value for field, (value,) in zip(FIELDS, columns, strict=True) if value is not ABSENT}
 
     def look_at(self, file: Path, settings: Settings) -> None:
         """Advise on a file of which most records cannot be read, or lack the same fields."""
+        from shipper.cli.mapping import missing_lines, suggested
+        from shipper.codec import FIELD_RULES
         from shipper.model.records import shown
 
         words = ""
         if 2 * self._unreadable > self._records:
             with file.open("rb") as opened:
                 words = kind_of(opened.read(_HEAD_BYTES))
-        lacking = [rule for rule, count in self._missing.items() if 2 * count > self._records]
-        if words == CSV or (lacking and not words):
-            words = _mapping_for(file, settings)
+        lacking = [field for field, rule in FIELD_RULES.items() if 2 * self._missing[rule] > self._records]
+        if words == CSV:
+            mapping = suggested(file, settings)
+            than = " than records.mapping has" if settings.records.mapping else ""
+            lead = f"it looks like CSV with other names of columns{than}; {_BEGINNING}"
+            words = f"{lead}:\n\n{mapping}\n" if mapping else CSV
+        elif lacking and not words and settings.records.mapping:
+            lines = "\n".join(missing_lines(file, settings, lacking))
+            words = f"{_LACKS}; add to [records.mapping]:\n\n{lines}\n" if lines else ""
+        elif lacking and not words:
+            mapping = suggested(file, settings)
+            words = f"{_LACKS}; {_BEGINNING}:\n\n{mapping}\n" if mapping else ""
         if words:
             self.findings.advice[shown(file)] = words
 
@@ -162,21 +215,24 @@ class Check:
                 self.findings.without_header.append(name)
         elif missing := sorted(self._mapped_names.difference(framing.names)):
             self.findings.missing_columns[name] = missing
+            there = {column.strip().casefold(): column for column in framing.names}
+            self._like |= {column: there[low] for column in missing if (low := column.strip().casefold()) in there}
 
-    def _example(self, name: str, line: int, rejection: Rejection, chunk: Chunk, broken: str, message: str) -> Example:
+    def _example(
+        self, name: str, line: int, offset: int, broken: str, message: str, values: Mapping[str, Any]
+    ) -> Example:
         from shipper.codec import FIELD_RULES
+        from shipper.codec.mapping import code_of
 
         field = next((field for field, rule in FIELD_RULES.items() if rule == broken), "")
-        document = self._codec.document_of(rejection.raw, chunk.stream.framing) if field else {}
-        return Example(
-            file=name,
-            line=line,
-            offset=rejection.start_offset,
-            field=field,
-            shape=shape_of(document[field]) if field in document else "absent" if field else "",
-            value=repr(document[field])[:_SHAPE_CHARACTERS] if self._shows_values and field in document else "",
-            message=message,
-        )
+        example = Example(name, line, offset, field, shape="absent" if field else "", message=message)
+        if field in values:
+            value = values[field]
+            example.shape = shape_of(value)
+            example.value = repr(value)[:_SHAPE_CHARACTERS] if self._shows_values else ""
+            if field in self._sources and code_of(value) in self._sources[field].values:
+                example.becomes = repr(self._sources[field].values[code_of(value)])
+        return example
 
     def in_words(self) -> str:
         """Write the findings for a person."""
@@ -190,18 +246,21 @@ class Check:
             parts.append(f"normalized: {_listed(found.normalized)}")
         if found.unknown_fields:
             parts.append(f"unknown fields ({self._unknown_fields}): {_listed(found.unknown_fields)}")
+        if found.unlisted:
+            parts.append(f"codes that values does not list, and that stay as they are: {_listed(found.unlisted)}")
         question = "no column has a known name; is the first row a header?"
         parts += [f"{printable(name)}: {question}" for name in found.without_header]
         missing = "records.mapping names columns that are missing"
-        parts += [
-            f"{printable(name)}: {missing}: {', '.join(columns)}" for name, columns in found.missing_columns.items()
-        ]
+        for name, columns in found.missing_columns.items():
+            meant = [f"{each} (did you mean {self._like[each]!r}?)" if each in self._like else each for each in columns]
+            parts.append(f"{printable(name)}: {missing}: {printable(', '.join(meant))}")
         parts += [f"\n{printable(name)}: {words}" for name, words in found.advice.items()]
         for rule, broken in sorted(found.rules.items(), key=lambda item: -item[1].count):
             parts.append(f"\n{rule}: {broken.count:,}")
             parts += [_in_words(example) for example in broken.examples]
             if broken.count > len(broken.examples):
                 parts.append(f"  ... and {broken.count - len(broken.examples):,} more")
+            parts += [f"  {printable(line)}" for line in broken.advice]
         return "\n".join(parts)
 
 
@@ -221,15 +280,6 @@ def kind_of(head: bytes) -> str:
     return ""
 
 
-def _mapping_for(file: Path, settings: Settings) -> str:
-    """Write a mapping for a file whose fields have other names."""
-    from shipper.cli.mapping import suggested
-
-    mapping = suggested(file, settings)
-    lead = "most records lack fields of the wire form; a mapping to begin with, put it into your configuration"
-    return f"{lead}:\n\n{mapping}\n" if mapping else CSV
-
-
 def shape_of(value: object) -> str:
     """Return the form of a value, not the value: `aaaa_99`, `9-digit number`."""
     if isinstance(value, bool) or value is None:
@@ -247,6 +297,8 @@ def _in_words(example: Example) -> str:
     shape = f"; it looks like {example.shape}" if example.shape not in {"", "absent"} else ""
     if example.value:
         shape = f"; it is {printable(example.value)}"
+    if example.becomes:
+        shape += f", which values turns into {printable(example.becomes)}"
     return f"  {printable(example.file)}:{example.line}: {example.message}{shape} (byte {example.offset})"
 
 
@@ -256,7 +308,8 @@ def _counted(counts: Mapping[str, int]) -> dict[str, int]:
 
 def _listed(counts: Mapping[str, int]) -> str:
     listed = [f"{printable(name)} {count:,}" for name, count in list(counts.items())[:_NAMES_SHOWN]]
-    return ", ".join([*listed, "..."] if len(counts) > _NAMES_SHOWN else listed)
+    more = len(counts) - len(listed)
+    return ", ".join(listed) + (f" and {more:,} more" if more else "")
 
 
 def chunks_of_file(path: Path, settings: Settings, known: Sequence[Stream] = ()) -> tuple[Iterator[Chunk], int, int]:

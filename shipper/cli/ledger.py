@@ -41,7 +41,12 @@ if TYPE_CHECKING:
 _REACH: Final = timedelta(days=2)  # a day of any zone begins and ends within a day of the one of UTC
 
 TimezoneOption = Annotated[
-    str, typer.Option("--timezone", metavar="ZONE", help="The time zone of the days, such as Europe/Malta.")
+    str,
+    typer.Option(
+        "--timezone",
+        metavar="ZONE",
+        help="Zone in which the platform ends its days, such as Europe/Malta. A record counts for its day there.",
+    ),
 ]
 
 
@@ -104,7 +109,7 @@ def ledger(
     with reader_may_leave():
         match form:
             case "table":
-                write(printed(lambda console: _print(table, days.name, notes, console), target), target)
+                write(printed(lambda console: _print(table, only, days.name, notes, console), target), target)
             case "json":
                 write(_json(table, days.name, letters.unattributed, complete_from), target, form=form)
             case _:
@@ -223,7 +228,7 @@ def _exported(table: FlatTable, form: Literal["csv", "ndjson", "xlsx"]) -> bytes
             return to_xlsx([table], created=datetime.fromtimestamp(time.time(), UTC))
 
 
-def _print(table: FlatTable, zone: str, notes: Sequence[str], console: Console) -> None:
+def _print(table: FlatTable, only: DateRange | None, zone: str, notes: Sequence[str], console: Console) -> None:
     from rich.text import Text
 
     from shipper.report.ledger_table import totals_of
@@ -231,7 +236,8 @@ def _print(table: FlatTable, zone: str, notes: Sequence[str], console: Console) 
     from shipper.report.wording import clean
 
     if not table.rows:
-        console.print(Text("; ".join(["nothing is in the ledger", *notes])), soft_wrap=True)
+        nothing = f"nothing is in the ledger of {only}" if only else "nothing is in the ledger"
+        console.print(Text("; ".join([nothing, *notes])), soft_wrap=True)
         return
     totals = totals_of(table)
     names = len(table.columns) - len(totals)

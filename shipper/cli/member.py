@@ -12,7 +12,6 @@ import msgspec
 from shipper.cli.common import print_json, reader_may_leave, run_async, say, several
 from shipper.cli.shipping import Run, SummaryForm, has_logged_end, in_words
 from shipper.config.settings import Settings
-from shipper.model.printable import printable
 
 if TYPE_CHECKING:
     from shipper.kafka.ranges import Wanted
@@ -71,7 +70,7 @@ def ship_as_member(
         run = Run(
             command,
             settings,
-            group.source,
+            group.member,
             group.store,
             shown,
             is_one_shot=wanted is not None,
@@ -85,8 +84,6 @@ def ship_as_member(
         say(in_words(summary, reasons, f"the topic {kafka.letters}"))
         if handed_over:
             say(f"{several(handed_over, 'record')} handed over to the next owners of their partitions")
-        if summary.message:
-            say(f"shipper: {printable(summary.message)}")
         if wanted is not None and summary.outcome == "finished" and not summary.read:
             say("all of it was settled before; to send it once more: --again NAME")
     return summary.exit_code(is_one_shot=wanted is not None)

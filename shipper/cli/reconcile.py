@@ -53,11 +53,12 @@ if TYPE_CHECKING:
 
 Form = Literal["table", "csv", "json", "html", "xlsx"]
 _EXIT_CODES: Final[Mapping[str, int]] = MappingProxyType(
-    {"agree": 0, "explained": 0, "differences": 3, "not yet judged": 4, "incomplete": 1}
+    {"agree": 0, "nothing to compare": 0, "explained": 0, "differences": 3, "not yet judged": 4, "incomplete": 1}
 )
 _ALARM: Final = 6
 _PERCENT: Final = re.compile(r"(-\d{1,3}(?:\.\d{1,6})?|0)%?", re.ASCII)
 _NOT_FETCHED: Final = "its report could not be fetched"
+_NOT_BEGUN: Final = "no report was fetched"
 _NOT_KEPT: Final = "their counts are past state.ledger_retention_days"
 _MAY_HAVE_ARRIVED: Final = ("rejected", "ambiguous")  # dead letters of these classes were sent
 
@@ -76,7 +77,7 @@ def reconcile(
             min=0,
             max=3660,
             metavar="N",
-            help="A day that ended less than N days ago is not judged yet.",
+            help="Differences of a day that ended less than N days ago are not judged yet.",
         ),
     ] = 2,
     boundary_hours: Annotated[
@@ -112,20 +113,25 @@ def reconcile(
     Compare the registrations in an account's report with what the service accepted, and say what explains differences.
 
     The fetched reports are kept as by `shipper report fetch`, so that later restatements are recognised.
-    Exit codes: 0 agree or explained; 6 the same, but the platform took registrations back; 3 differences; 4 not yet
-    judged, run it again later; 1 incomplete: something could not be compared.
+    Exit codes: 0 agree, explained or nothing to compare; 6 the same, but the platform took registrations back;
+    3 differences; 4 not yet judged, run it again later; 1 incomplete: something could not be compared.
 
     Example: shipper reconcile 1001 2026-10 --timezone Europe/Malta
     """
     from shipper.report.days import days_of_zone
     from shipper.report.exports import check_installed
-    from shipper.report.fetching import parts_of
+    from shipper.report.fetching import Outcome, parts_of
+    from shipper.report.ranges import DateRange
     from shipper.report.reconcile.compare import reconcile as compare
+    from shipper.report.reconcile.rows import Hole
     from shipper.report.reconcile.words import findings, headlines
 
     days = days_of_zone(timezone)
-    wanted = days_between(start, end, days.today(time.time()))
-    parts = parts_of([account], *wanted, split)
+    today = days.today(time.time())
+    wanted = days_between(start, end, today)
+    asked = parts_of([account], *wanted, split)
+    parts = [part for part in asked if part.days.start <= today]
+    later = asked[len(parts) :]
     share = _share(alarm_below)
     target = checked_target(output, form)
     settings = readable_state(prepare(options, needs="report"))
@@ -142,11 +148,13 @@ def reconcile(
         def use(part: Part, fetched: FetchedReport) -> Period:
             return _period(part, fetched, history)
 
-        outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
+        outcome: Outcome[Period] = Outcome([], [], [])
+        if parts:
+            outcome = run_async(lambda: gather(settings, parts, use, concurrency=concurrency, rate=rate))
         if history is not None:
             owners = owners._replace(named=history.sources())
     print_failures(outcome)
-    if not outcome.reports:
+    if parts and not outcome.reports:
         raise typer.Exit(1)
     rows = read_rows(settings, wanted)
     complete_from = first_complete_day(settings, days)
@@ -157,10 +165,11 @@ def reconcile(
         {(row.hour, row.brand_id, row.affiliate_id, row.media): row.accepted for row in rows},
         letters.counts,
         days=days,
-        today=days.today(time.time()),
+        today=today,
         settle_days=settle_days,
         owners=owners,
         holes=_holes(outcome, complete_from),
+        later=Hole(DateRange(later[0].days.start, wanted.end), _NOT_BEGUN) if later else None,
         boundary_hours=boundary_hours,
         alarm_below=share,
     )
@@ -270,8 +279,9 @@ def _notes(settings: Settings, letters: Attributed, found: Reconciliation) -> li
     notes = []
     pending = sum(each.lag_bytes for each in overview.streams) + overview.spool.lag_bytes
     if pending:
+        are = several(pending, "byte of the inputs is", "bytes of the inputs are")
         notes.append(
-            f"Pending: {pending:,} B of the inputs are not settled yet; what is in them is not in the ledger, "
+            f"Pending: {are} not settled yet; what is in them is not in the ledger, "
             "though the service may count some of it already."
         )
     if overview.unreachable_bytes:

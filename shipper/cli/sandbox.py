@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from binascii import crc32
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from shipper.sandbox.service import RequestEntry
 
 _DEFAULT: Final = SandboxOptions()
-_FIRST_LINE: Final = "# Written by `shipper sandbox`; it is written anew at every start."
+_OWN: Final = b"# Written by `shipper sandbox`"
 
 
 def _option(*spellings: str, metavar: str, text: str, panel: str = "", **bounds: Any) -> Any:
@@ -270,9 +271,8 @@ def sandbox(
     script = _script(faults, fault or [], chaos, seed=seed)
 
     def announce(access: Access) -> None:
-        if output is not None:
-            _write_configuration(output, access)
-        print(_welcome(access, output, now_seconds=time.time() + clock_offset_seconds), flush=True)
+        where = "Configuration" if output is None else _write_configuration(output, access)
+        print(_welcome(access, where, now_seconds=time.time() + clock_offset_seconds), flush=True)
 
     async def run() -> None:
         await serve(options, script, clock=time.time, announce=announce, observe=_logging() if verbose else None)
@@ -317,12 +317,11 @@ def _script(file: Path | None, rules: list[str], chaos: float, *, seed: int) -> 
     return FaultScript(seed=script.seed, fault=[*script.fault, *more])
 
 
-def _welcome(access: Access, written_to: Path | None, *, now_seconds: float) -> str:
+def _welcome(access: Access, where: str, *, now_seconds: float) -> str:
     from shipper.sandbox.server import configuration_snippet
 
-    where = f", written to {plain(str(written_to.absolute()))}" if written_to else ""
     return (
-        f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). Configuration{where}:\n\n"
+        f"# The sandbox listens at {access.base_url} (Ctrl-C ends it). {plain(where)}:\n\n"
         f"{configuration_snippet(access)}\n"
         f"# One event by hand, a fresh token, what has arrived, and everything else that can be asked and set:\n\n"
         f"{_curl_line(access, now_seconds=now_seconds)}\n"
@@ -369,25 +368,40 @@ def _token_line(access: Access) -> str:
     return shlex.join(["curl", "-sS", f"{access.base_url}{TOKEN_PATH}", "-d", urlencode(form)])
 
 
-def _write_configuration(path: Path, access: Access) -> None:
+def _write_configuration(path: Path, access: Access) -> str:
     """
     Put the configuration into a file of mode 0600; whoever waits for it reads all of it.
 
+    Returns:
+        The words above it where it is shown. A file that was changed since a sandbox wrote it is left as it is.
     Raises:
         ConfigError: The file is there and was written by someone else, or it cannot be written.
     """
     from shipper.sandbox.server import configuration_snippet
 
     try:
-        if path.exists() and not path.read_bytes().startswith(_FIRST_LINE.encode()):
+        before = path.read_bytes() if path.exists() else None
+        if before is not None and not before.startswith(_OWN):
             raise ConfigError(
                 "is there already and is not the sandbox's own; move it or name another file",
                 key="--output",
                 source=str(path),
             )
+        first_line, _, rest = (before or b"").partition(b"\n")
+        if before is not None and first_line != _first_line(rest):
+            return (
+                f"{path.absolute()}\n# was changed since a sandbox wrote it, and is left as it is. To go on with it, "
+                "see\n# that its sections are these; for a new one, delete it and start the sandbox again"
+            )
         # Not where the state of a shipper in earnest may be.
         state = toml_value(path.with_name("shipper-state").absolute())
-        text = f"{_FIRST_LINE}\n{configuration_snippet(access)}\n[state]\ndirectory = {state}\n"
-        replace_file(path, text.encode())
+        text = f"{configuration_snippet(access)}\n[state]\ndirectory = {state}\n".encode()
+        replace_file(path, _first_line(text) + b"\n" + text)
     except OSError as error:
         raise ConfigError(f"cannot be written: {error}", key="--output", source=str(path)) from error
+    return f"Configuration, written to {path.absolute()}"
+
+
+def _first_line(rest: bytes) -> bytes:
+    """Return the line above a configuration, which shows whether it is as the sandbox wrote it."""
+    return b"%b; written anew at every start, unless it was changed (%08x)." % (_OWN, crc32(rest))

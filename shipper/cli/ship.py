@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _MOST_DESCRIPTORS = 1024
 _OTHER_DESCRIPTORS = 192  # connections here and there, the state, a file that is opened twice while it is identified
+_BACKFILL_WAIT_S = 0.1
 
 
 @with_settings_options
@@ -63,7 +64,10 @@ def run(
     Example: shipper run --config /etc/shipper/shipper.toml
     """
 
+    file = options.file()
+
     def read() -> Settings:
+        file.note_read()
         settings = read_settings(options, needs="intake", include=patterns)
         if not settings.input.include and settings.input.kafka is None:
             message = 'is missing: write include = ["/var/log/app/*.ndjson"] under [input], or [input.kafka]'
@@ -111,7 +115,7 @@ def run(
         set_level(settings.log.level)
 
     listen = settings.admin.listen
-    raise typer.Exit(ship("run", settings, source, is_one_shot=False, listen=listen, reload=(read, apply)))
+    raise typer.Exit(ship("run", settings, source, is_one_shot=False, listen=listen, reload=(read, apply), file=file))
 
 
 @with_settings_options
@@ -132,13 +136,14 @@ def pipe(
     """
     if sys.stdin is None:
         raise SourceError("standard input is closed; give it a producer: producer | shipper pipe")
+    file = options.file()
     settings = require_directory(prepare(options, needs="intake", rate=rate))
     check_listen_address(listen, key="--listen")
 
     def source(state: OpenState) -> Source:
         return spool_of(settings, state, sys.stdin.fileno())
 
-    raise typer.Exit(ship("pipe", settings, source, form=summary, listen=listen))
+    raise typer.Exit(ship("pipe", settings, source, form=summary, listen=listen, file=file))
 
 
 @with_settings_options
@@ -157,10 +162,20 @@ def backfill(
         ),
     ] = "",
     until: Annotated[
-        str, typer.Option("--until", metavar="TIME", help="Only what is not younger than it; a date: than its end.")
+        str,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="Only what was written or changed until an ISO date or time, UTC; a date means the end of that day.",
+        ),
     ] = "",
     again: Annotated[
-        str, typer.Option("--again", metavar="NAME", help="With kafka://: send it once more, for each NAME once.")
+        str,
+        typer.Option(
+            "--again",
+            metavar="NAME",
+            help="With kafka://: send once more what was sent already. The same NAME again goes on where that stopped.",
+        ),
     ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be read, and check it; send and save nothing.")
@@ -177,6 +192,7 @@ def backfill(
 
     if dry_run and summary == "json":
         raise typer.BadParameter("--dry-run sends nothing, so it has no summary; leave out --format json")
+    file = options.file()
     settings = prepare(options, needs=None if dry_run else "intake", rate=rate)
     check_listen_address(listen, key="--listen")
     if any(path.startswith("kafka://") for path in paths):
@@ -201,7 +217,7 @@ def backfill(
             completion=_completion(settings, state),
         )
 
-    raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen))
+    raise typer.Exit(ship("backfill", settings, source, form=summary, listen=listen, file=file))
 
 
 def _backfill_topics(
@@ -230,7 +246,11 @@ def _backfill_topics(
             print(f"{topic}/{partition}: offsets {offsets.start:,} to {offsets.stop:,}")
         print(f"\nNothing was sent or saved. Group {kafka.group_id} reads it", flush=True)
         return 0
-    settings = replace(settings, input=replace(settings.input, kafka=kafka))
+    # All that is to be read is there: a batch that is not full at once is the last one.
+    batch = replace(settings.batch, linger_seconds=min(settings.batch.linger_seconds, _BACKFILL_WAIT_S))
+    interval_s = min(settings.state.commit_interval_seconds, _BACKFILL_WAIT_S)
+    state = replace(settings.state, commit_interval_seconds=interval_s)
+    settings = replace(settings, input=replace(settings.input, kafka=kafka), batch=batch, state=state)
     return ship_as_member("backfill", settings, listen=listen, wanted=what, form=form)
 
 

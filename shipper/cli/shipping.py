@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
 from shipper.cli.common import format_option, print_json, reader_may_leave, run_async, say, several
 from shipper.cli.signals import STOP_SIGNALS, received_signals
 from shipper.config.settings import Settings
+from shipper.model.errors import StateInUseError
 from shipper.model.printable import printable
 from shipper.model.records import shown
 from shipper.system.memory import keep_memory_released
 
 if TYPE_CHECKING:
     from shipper.cli.showing import Showing
+    from shipper.config.load import SettingsFile
     from shipper.pipeline import Pipeline, Source, Summary
     from shipper.pipeline.opening import OpenState
     from shipper.pipeline.settlement import StateStore
@@ -37,6 +41,17 @@ SummaryOption = Annotated[
 ]
 
 _REDRAW_S = 0.2
+_QUOTATION: Final = re.compile(r': "[^"]*"(?=\))')  # of the service; there is no room for it beside a progress bar
+_NOT_TWICE: Final = (
+    "Another state.directory is for files that no other shipper reads: it does not know what was shipped, and files "
+    "that both read are shipped twice"
+)
+# By command, where `shipper run` holds the state directory.
+_INSTEAD: Final = {
+    "run": f"For more files, extend that and reload it: kill -HUP {{}}; or stop it first. {_NOT_TWICE}",
+    "backfill": f"Put the files where that matches, or stop it first. {_NOT_TWICE}",
+    "pipe": "Have the producer write to a file that this matches, or give the pipe a state.directory of its own",
+}
 
 
 def ship(
@@ -48,6 +63,7 @@ def ship(
     form: SummaryForm = "text",
     listen: str = "",
     reload: tuple[Callable[[], Settings], Callable[[Settings], None]] | None = None,
+    file: SettingsFile | None = None,
 ) -> int:
     """
     Run a pipeline in the state directory and print the summary.
@@ -56,6 +72,7 @@ def ship(
         make_source: Called once this process holds the state directory.
         listen: The admin address; empty = none.
         reload: For SIGHUP: what reads the settings, and what applies those that are no business of the pipeline.
+        file: Where the settings are from, made before they were read.
     Returns:
         The exit code.
     Raises:
@@ -63,13 +80,12 @@ def ship(
     """
     from shipper.cli.showing import showing
     from shipper.pipeline.control import controlled
-    from shipper.pipeline.opening import opened_state
     from shipper.sources.joined import Joined
     from shipper.sources.once import FilesOnce
     from shipper.sources.spool import Spool
 
     with (
-        opened_state(settings) as state,
+        _own_state(command, settings) as state,
         showing(listen, state.directory, state.stuck, settings.admin) as shown,
     ):
         youngest_letter = state.store.letters.youngest_id()
@@ -79,7 +95,7 @@ def ship(
             # An earlier `pipe` has left something; there may never be another one.
             source = Joined([spool_of(settings, state), source])
         run = Run(command, settings, source, state.store, shown, is_one_shot=is_one_shot, reload=reload)
-        attach = partial(controlled, settings=settings, state=state)
+        attach = partial(controlled, settings=settings, state=state, file=file)
         summary, reasons = run_async(lambda: run.run(suspects=state.stuck.suspects, files=files, attach=attach))
         before = list({each.stream.stream_id: each for each in files.read_before}.values()) if files else []
         if before and youngest_letter and not summary.message:
@@ -91,6 +107,39 @@ def ship(
         if before and not summary.message and not summary.read and form == "text":
             say(f"{_read_before(before)}, and nothing new is in {'it' if len(before) == 1 else 'them'}")
     return summary.exit_code(is_one_shot=is_one_shot)
+
+
+@contextmanager
+def _own_state(command: str, settings: Settings) -> Iterator[OpenState]:
+    """
+    Take the state directory of the settings.
+
+    Raises:
+        StateInUseError: Another process holds it; what to do depends on what that one ships.
+    """
+    from shipper.pipeline.opening import opened_state
+
+    with ExitStack() as stack:
+        try:
+            state = stack.enter_context(opened_state(settings))
+        except StateInUseError as error:
+            raise (_beside_run(command, settings.state.directory) or error) from None
+        yield state
+
+
+def _beside_run(command: str, directory: Path) -> StateInUseError | None:
+    """Return what to do instead of a second shipper if the other one is `shipper run`."""
+    from shipper.state.directory import holder_of
+    from shipper.status.live_file import read_live
+
+    live = read_live(directory)
+    if live is None or live.command != "run" or live.process_id != holder_of(directory) or command not in _INSTEAD:
+        return None
+    instead = _INSTEAD[command].format(live.process_id)
+    return StateInUseError(
+        f"{directory} is in use by another shipper (process {live.process_id}): `shipper run`, which ships what its "
+        f"input.include matches. {instead}"
+    )
 
 
 class Run(NamedTuple):
@@ -144,7 +193,7 @@ class Run(NamedTuple):
         )
         signals = received_signals(*STOP_SIGNALS, *([signal.SIGHUP] if reload else []))
         async with anyio.create_task_group() as side:
-            side.start_soon(self.shown.keep_written)
+            side.start_soon(self.shown.keep_current)
             side.start_soon(keep_memory_released)
             if files is not None and sys.stderr.isatty():
                 side.start_soon(_draw_progress, files, pipeline, self.shown.board)
@@ -213,7 +262,8 @@ def _halt(live: Live | None) -> str:
     """Return why a run halts, when it gives up, and what Ctrl-C does; empty while it goes on."""
     if live is None:
         return ""
-    parts = [f"paused: {printable(pause.message).partition('; ')[0]}" for pause in live.pauses[:1]]
+    messages = [_QUOTATION.sub("", pause.message).partition("; ")[0] for pause in live.pauses[:1]]
+    parts = [f"paused: {printable(message)}" for message in messages]
     if live.phase == "draining":
         return "; ".join(["stopping", *parts, "press Ctrl-C again to end now"])
     if not parts:
@@ -231,14 +281,18 @@ def tell(summary: Summary, reasons: dict[str, int], settings: Settings, form: Su
     if form == "json":
         with reader_may_leave():
             print_json(msgspec.json.encode(summary))
+        if summary.message:
+            say(_message(summary))
     else:
         say(in_words(summary, reasons, f"{settings.state.directory}/state.db"))
-    if summary.message:
-        say(f"shipper: {printable(summary.message)}")
+
+
+def _message(summary: Summary) -> str:
+    return f"shipper: {printable(summary.message)}"
 
 
 def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
-    """Write a summary for a person; `place` is where the dead letters are."""
+    """Write a summary for a person, what ended it early first; `place` is where the dead letters are."""
     rate = f", {summary.accepted / summary.seconds:,.0f} events/s" if summary.accepted and summary.seconds else ""
     lines = [
         f"{summary.outcome}: {several(summary.read, 'record')} read, {summary.accepted:,} accepted "
@@ -254,6 +308,8 @@ def in_words(summary: Summary, reasons: dict[str, int], place: str) -> str:
         lines.append(f"{summary.duplicates:,} skipped: their EventId was accepted before")
     if summary.pending:
         lines.append(f"{summary.pending:,} pending: they are sent when the same command runs again")
+    if summary.message:
+        lines.insert(0 if summary.outcome == "gave_up" else len(lines), _message(summary))
     return "\n".join(lines)
 
 

@@ -6,9 +6,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from shipper.state.letters import letters_kept
 from shipper.status.board import Board
 from shipper.status.live_file import LiveFile
 from shipper.status.systemd import Notifier
@@ -34,10 +36,14 @@ class Showing(NamedTuple):
         if self.file is not None:
             self.file.note(live)
 
-    async def keep_written(self) -> None:
-        """Keep the snapshot in the state directory, where there is one, until this is cancelled."""
-        if self.file is not None:
-            await self.file.keep_written()
+    async def keep_current(self) -> None:
+        """Keep the snapshot in the state directory, where there is one, and what systemd reads, until cancelled."""
+        import anyio
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.notifier.keep_counted)
+            if self.file is not None:
+                tasks.start_soon(self.file.keep_written)
 
 
 @contextmanager
@@ -69,4 +75,6 @@ def showing(
             )
         if file is not None:
             stack.callback(file.write)
-        yield Showing(board, Notifier(os.environ, now=time.monotonic), file, watch)
+        count_letters = None if directory is None else partial(letters_kept, directory)
+        notifier = Notifier(os.environ, now=time.monotonic, count_letters=count_letters)
+        yield Showing(board, notifier, file, watch)

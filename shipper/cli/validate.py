@@ -31,16 +31,18 @@ if TYPE_CHECKING:
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...|-", help="Files, globs or folders; - for stdin.")],
     form: Annotated[Literal["text", "json"], format_option("text or json.")] = "text",
-    show_values: Annotated[bool, typer.Option("--show-values", help="Show values that break a rule.")] = False,
+    show_values: Annotated[
+        bool, typer.Option("--show-values", help="Show values that break a rule, and how to map codes.")
+    ] = False,
     *,
     options: SettingsOptions,
 ) -> None:
     """
     Check records as the pipeline would, without sending anything.
 
-    Prints how many records break which rule, and the first of each with file, line, byte offset and the form of the
-    value, not the value itself; what normalisation changed; which unknown fields there are; and a mapping to begin
-    with, if the fields have other names. Exits with 3 if any record fails.
+    Prints how many records break which rule; of each the first five with file, line, byte offset and the form of the
+    value, not the value itself; which setting mends them; what normalisation changed; which unknown fields there are;
+    and a mapping to begin with, if the fields have other names. Exits with 3 if any record fails.
 
     Example: shipper validate exports/*.ndjson
     """

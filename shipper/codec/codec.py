@@ -82,6 +82,7 @@ class Codec:
         max_record_bytes: Longest line, without its newline, that is a record.
         window: Of the EventIds that are known; None = one of its own.
         on_duplicate: Told the EventId, the stream and the offset of each duplicate.
+        notes_unlisted: Whether to note `Changes.unlisted`.
 
     Attributes:
         changes: What was done to records to bring them into the wire form.
@@ -95,11 +96,12 @@ class Codec:
         max_record_bytes: int,
         window: DedupeWindow | None = None,
         on_duplicate: Callable[[str, Stream, int], None] | None = None,
+        notes_unlisted: bool = False,
     ) -> None:
         self._max_record_bytes = max_record_bytes
         self.window = new_window(records.dedupe_window) if window is None else window
         self._on_duplicate = on_duplicate
-        self._rewriter = Rewriter(records)
+        self._rewriter = Rewriter(records, notes_unlisted=notes_unlisted)
         self._expects_rewriting = self._rewriter.is_mapping
         self._keeps_unknown = records.unknown_fields == "keep"
         self._has_any_ids = "event_id" in records.relax
@@ -217,7 +219,7 @@ class Codec:
         event_keys = self._keys_of(piece.columns.event_ids) if self.window.is_on else b""
         keys, slot = self._admit(event_keys) if is_watched else (b"", -1)
         if slot is None:
-            piece, repeated, waiting = self._without_duplicates(piece, chunk.stream)
+            piece, repeated, waiting = self._without_duplicates(piece, event_keys, chunk.stream)
             waits = len(waiting)
             waiting_bytes = 2 * sum(map(len, waiting)) + _WAITING_BYTES * waits  # in the chunk, and each by itself
             event_keys = self._keys_of(piece.columns.event_ids)
@@ -369,11 +371,13 @@ class Codec:
             if csv is None:
                 self._expects_rewriting = self._rewriter.is_mapping or records.wires != whole.wires
         good = self._judge.part(records, latest, rejections)
-        if rejections and changes.normalized:  # what is refused was not normalised in the end
+        if rejections and (changes.normalized or changes.unlisted):  # what is refused was not rewritten in the end
             refused, undone = {rejection.start_offset for rejection in rejections}, Changes()
             at_fault = whole.only([at for at, offset in enumerate(whole.offsets) if offset in refused])
             self._rewritten(at_fault, csv, undone, [])
             changes.normalized.subtract(undone.normalized)
+            for name, count in undone.unlisted.items():
+                changes.unlisted[name] = changes.unlisted.get(name, 0) - count
         rejections.sort(key=attrgetter("start_offset"))
         if csv is not None:
             rejections = [replace(rejection, header=csv.header) for rejection in rejections]
@@ -477,7 +481,9 @@ class Codec:
         window = max(1, self._max_record_bytes // 2)
         return any(lines.find(b"\n", at, at + window) < 0 for at in range(0, len(lines) - window + 1, window))
 
-    def _without_duplicates(self, piece: _Piece, stream: Stream) -> tuple[_Piece, Columns, list[bytes]]:
+    def _without_duplicates(
+        self, piece: _Piece, event_keys: bytes, stream: Stream
+    ) -> tuple[_Piece, Columns, list[bytes]]:
         """
         Leave out the events whose EventId was accepted, and put those whose EventId is unsettled to the end.
 
@@ -493,12 +499,11 @@ class Codec:
         new: list[int] = []
         waiting: list[int] = []
         repeated: list[Any] = []
-        for index, (event, event_id) in enumerate(zip(piece.columns.events, piece.columns.event_ids, strict=True)):
-            key = key_of(event_id)
+        for index, key in enumerate(split_keys(event_keys)):
             if self.window.is_accepted(key):
-                repeated.append(event)
+                repeated.append(piece.columns.events[index])
                 if self._on_duplicate is not None:
-                    self._on_duplicate(event_id, stream, starts[index])
+                    self._on_duplicate(piece.columns.event_ids[index], stream, starts[index])
             elif key != NO_KEY and (key in seen or self.window.is_unsettled(key)):
                 waiting.append(index)
             else:

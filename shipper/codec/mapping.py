@@ -14,7 +14,7 @@ from shipper.config.mapping import FIELDS, FieldSource
 
 Document = Mapping[str, Any]
 
-_NOTHING: Final = (ABSENT, None, "")
+NOTHING: Final = (ABSENT, None, "")
 
 
 class SourceMapping:
@@ -29,30 +29,40 @@ class SourceMapping:
     """
 
     def __init__(self, sources: Mapping[str, FieldSource]) -> None:
-        self._columns = [_column_of(sources.get(field) or FieldSource(path=field)) for field in FIELDS]
+        found = [sources.get(field) or FieldSource(path=field) for field in FIELDS]
+        self._columns = list(map(_column_of, found))
+        self._tables = [
+            (index, source) for index, source in enumerate(found) if source.values or source.default is not None
+        ]
         used = [field for field in FIELDS if field not in sources]
         for source in sources.values():
             for path in source.paths:
                 used += [path, path.partition(".")[0]]
         self.names = frozenset(used)
 
-    def columns(self, documents: Sequence[Document]) -> list[Column]:
-        """Make one column for each wire field, in their order; `ABSENT` where a document has no value."""
-        return [column_of(documents) for column_of in self._columns]
+    def columns(self, documents: Sequence[Document], unlisted: dict[str, int] | None = None) -> list[Column]:
+        """
+        Make one column for each wire field, in their order; `ABSENT` where a document has no value.
+
+        Args:
+            unlisted: Add up here, by field, the codes that stay as they are because `values` does not list them.
+        """
+        columns = [column_of(documents) for column_of in self._columns]
+        for index, source in self._tables:
+            if unlisted is not None and source.default is None:
+                codes = (code_of(value) for value in columns[index] if value not in NOTHING)
+                count, field = sum(code not in source.values for code in codes), FIELDS[index]
+                unlisted[field] = unlisted.get(field, 0) + count
+            columns[index] = [_translated(value, source) for value in columns[index]]
+        return columns
 
 
 def _column_of(source: FieldSource) -> Callable[[Sequence[Document]], Column]:
     if source.const is not None:
         return lambda documents: [source.const] * len(documents)
     if source.template:
-        read = _template(source.template)
-    elif "." in source.path:
-        read = _path(source.path)
-    else:
-        read = partial(_field, source.path)
-    if not source.values and source.default is None:
-        return read
-    return lambda documents: [_translated(value, source) for value in read(documents)]
+        return _template(source.template)
+    return _path(source.path) if "." in source.path else partial(_field, source.path)
 
 
 def _field(name: str, documents: Sequence[Document]) -> Column:
@@ -97,9 +107,14 @@ def _as_text(value: Any) -> str | None:
 
 
 def _translated(value: Any, source: FieldSource) -> Any:
-    if value in _NOTHING:
+    if value in NOTHING:
         return value if source.default is None else source.default
     if not source.values or isinstance(value, (list, dict, Raw)):
         return value
-    key = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else str(value)
-    return source.values.get(key, value if source.default is None else source.default)
+    code = value if isinstance(value, str) else code_of(value)
+    return source.values.get(code, value if source.default is None else source.default)
+
+
+def code_of(value: Any) -> str:
+    """Return how a value is written where `values` lists it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from shipper.codec.judge import DECODE_ERRORS, SEPARATOR, decode_raw, document_in, may_reach_over_lines
-from shipper.codec.mapping import Document, SourceMapping
+from shipper.codec.mapping import NOTHING, Document, SourceMapping
 from shipper.codec.normalize import ABSENT, Column, normalizers
 from shipper.codec.rules import may_repeat_keys, repeats_key
 from shipper.config.mapping import FIELDS
@@ -30,7 +30,7 @@ DERIVED_FROM: Final = ("BrandID", "ConsumerID")  # unless the settings say other
 
 _NAMESPACE: Final = UUID("6f1d6b0e-6c7c-5d4b-9c1e-0f6f2a1f7a55")  # of derived EventIds; never to be changed
 _EVENT_ID: Final = FIELDS.index("EventId")
-_NOTHING: Final = (ABSENT, None, "")
+_APART_MIN: Final = 16
 
 _GETTERS: Final = [attrgetter(field) for field in FIELDS]
 _LooseEvent: Final = msgspec.defstruct(
@@ -50,32 +50,41 @@ class Changes(Struct):
     Attributes:
         normalized: How many records had which field changed.
         unknown: How many records had which unknown field.
+        unlisted: How many records had, for which field, a code that `values` does not list; if that is noted.
     """
 
     normalized: Counter[str] = msgspec.field(default_factory=Counter)
     unknown: Counter[str] = msgspec.field(default_factory=Counter)
+    unlisted: dict[str, int] = {}
 
     def add(self, other: Changes) -> None:
         """Count what another one counted, too."""
-        self.normalized.update(other.normalized)
-        self.unknown.update(other.unknown)
+        for counts, others in ((self.normalized, other.normalized), (self.unknown, other.unknown)):
+            for name, count in others.items():
+                counts[name] += count
+        for name, count in other.unlisted.items():
+            self.unlisted[name] = self.unlisted.get(name, 0) + count
 
 
 class Rewriter:
     """
     Rewrites records as the settings say.
 
+    Args:
+        notes_unlisted: Whether to note `Changes.unlisted`.
+
     Attributes:
         is_needed: Whether there is anything to do with a record that is not in the wire form.
         is_mapping: Whether every record is rewritten, also one that looks like the wire form.
     """
 
-    def __init__(self, settings: RecordsSettings) -> None:
+    def __init__(self, settings: RecordsSettings, *, notes_unlisted: bool = False) -> None:
+        self._notes_unlisted = notes_unlisted
         self._normalizes = settings.mode == "normalize"
         self._normalizers = normalizers(settings.assume_timezone, relaxed=settings.relax) if self._normalizes else {}
         self._drops = settings.unknown_fields == "drop"
         # An empty EventId that a relaxed rule lets pass is one.
-        self._no_event_id = (ABSENT, None) if "event_id" in settings.relax else _NOTHING
+        self._no_event_id = (ABSENT, None) if "event_id" in settings.relax else NOTHING
         self._keeps = settings.unknown_fields == "keep"
         self._derived_from = (settings.event_id_fields or DERIVED_FROM) if settings.event_id == "derive" else ()
         self._source = SourceMapping(settings.field_sources)
@@ -109,6 +118,9 @@ class Rewriter:
         documents = _documents(lines)
         if documents is not None:
             return self._rewrite_documents(lines, documents, changes)
+        if len(lines) > _APART_MIN:  # mostly it is one of many that cannot be read
+            middle = len(lines) // 2
+            return self._rewrite_lines(lines[:middle], changes) + self._rewrite_lines(lines[middle:], changes)
         singles = list(map(document_in, lines))
         is_object = [document is not None for document in singles]
         objects = [document for document in singles if document is not None]
@@ -125,7 +137,8 @@ class Rewriter:
         self, lines: Sequence[bytes] | None, documents: Sequence[Document], changes: Changes
     ) -> list[bytes]:
         extras = self._extras(documents, changes)
-        written = self._rewrite(lines, self._source.columns(documents), extras, changes)
+        columns = self._source.columns(documents, changes.unlisted if self._notes_unlisted else None)
+        written = self._rewrite(lines, columns, extras, changes)
         if lines is None and extras and not self._drops:
             for row in extras:
                 written[row] = self._with_extras(written[row], _encoder.encode(documents[row]))
@@ -146,7 +159,8 @@ class Rewriter:
         for index, field in enumerate(FIELDS):
             if field in self._normalizers:
                 after = self._normalizers[field](columns[index])
-                changes.normalized[field] += _mark_changed(is_same, columns[index], after)
+                if changed := _mark_changed(is_same, columns[index], after):
+                    changes.normalized[field] += changed
                 columns[index] = after
         if self._derived_from:
             after = self._derive(columns)
@@ -219,7 +233,7 @@ class Rewriter:
         keys = zip(*(columns[FIELDS.index(field)] for field in self._derived_from), strict=True)
         return [
             _derived_id(key)
-            if event_id in self._no_event_id and not any(value in _NOTHING for value in key)
+            if event_id in self._no_event_id and not any(value in NOTHING for value in key)
             else event_id
             for event_id, key in zip(columns[_EVENT_ID], keys, strict=True)
         ]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from shipper.model.framing import CsvRows
+from shipper.codec.judge import document_in
+from shipper.model.framing import CsvRows, Framing
 
 csv.field_size_limit(2**31 - 1)  # how long a record may be is the settings' business
 
@@ -36,6 +37,14 @@ def read_rows(raws: Sequence[bytes], framing: CsvRows) -> list[dict[str, str] | 
     if len(rows) != len(raws):
         return [_read_row(raw, framing) for raw in raws]
     return [_document(row, framing) for row in rows]
+
+
+def read_document(raw: bytes, framing: Framing) -> Mapping[str, Any]:
+    """Read a record as it came, before any mapping; empty if it cannot be read."""
+    if isinstance(framing, CsvRows):
+        (row,) = read_rows([raw], framing)
+        return {} if isinstance(row, Unreadable) else row
+    return document_in(raw.replace(b"\n", b"\r")) or {}
 
 
 def _read_row(raw: bytes, framing: CsvRows) -> dict[str, str] | Unreadable:

@@ -7,10 +7,12 @@ No value of a record is part of a suggestion.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from shipper.codec.normalize import normalizers
+from shipper.codec.normalize import Normalizer, normalizers, timestamps
 from shipper.codec.rules import are_btags, are_event_ids, are_ips, are_timestamps
 from shipper.config.mapping import FIELDS
 
@@ -38,7 +40,7 @@ _NAMES: Final[dict[str, str]] = {
     "AffiliateID": "affiliateid affiliate affid partnerid partner agentid",
     "ConsumerState": "consumerstate statecode state province region usstate",
 }
-_normalize: Final = normalizers(None, relaxed=())
+_IN_UTC: Final = {"Timestamp": partial(timestamps, zone=UTC)}
 _letters2: Final = re.compile(r"[A-Z]{2}").fullmatch
 _letters3: Final = re.compile(r"[A-Z]{3}").fullmatch
 
@@ -73,19 +75,30 @@ class Suggestion(NamedTuple):
         path: Empty = nothing was found.
         fit: Which part of the values that are there has the form of the field, from 0 to 1.
         is_by_form: The name tells nothing.
+        is_local: The values are times without an offset.
     """
 
     path: str = ""
     fit: float = 0.0
     is_by_form: bool = False
+    is_local: bool = False
 
 
-def suggest(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Suggestion], list[str]]:
+def suggest(
+    documents: Iterable[Mapping[str, Any]],
+    fields: Sequence[str] = FIELDS,
+    *,
+    used: Collection[str] = (),
+    assume_timezone: str | None = None,
+) -> tuple[dict[str, Suggestion], list[str]]:
     """
     Find a source for each field.
 
     Args:
         documents: Some records; text of CSV, or what JSON has.
+        fields: Those that need one.
+        used: Paths that are the source of other fields.
+        assume_timezone: Of times without an offset, as for `normalizers`.
     Returns:
         By field, and the paths that are left.
     """
@@ -94,30 +107,41 @@ def suggest(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Suggestio
         for path, value in _leaves(document):
             if path in columns or len(columns) < _COLUMNS_MAX:
                 columns.setdefault(path, []).append(value)
+    normalize = normalizers(assume_timezone, relaxed=())
     ranked = sorted(
-        (_rank(field, path, values) for field in FIELDS for path, values in columns.items()), key=lambda each: each[0]
+        (_rank(field, path, values, normalize) for field in fields for path, values in columns.items()),
+        key=lambda each: each[0],
     )
     found: dict[str, Suggestion] = {}
-    used: set[str] = set()
+    taken = set(used)
     for (_, place, _), field, suggestion in ranked:
-        if place < _UNRELATED and field not in found and suggestion.path not in used:
+        if place < _UNRELATED and field not in found and suggestion.path not in taken:
             found[field] = suggestion
-            used.add(suggestion.path)
-    return {field: found.get(field, Suggestion()) for field in FIELDS}, [path for path in columns if path not in used]
+            taken.add(suggestion.path)
+    return {field: found.get(field, Suggestion()) for field in fields}, [path for path in columns if path not in taken]
 
 
-def _rank(field: str, path: str, values: Sequence[Any]) -> tuple[tuple[bool, int, int], str, Suggestion]:
+def _rank(
+    field: str, path: str, values: Sequence[Any], normalize: Mapping[str, Normalizer]
+) -> tuple[tuple[bool, int, int], str, Suggestion]:
     """Rank how well a column goes with a field: first those whose values fit, then by the name."""
     there = [value for value in values if value not in (None, "")]
-    form = _FORMS.get(field)
-    normalize = _normalize.get(field)
-    fitting = normalize(list(there)) if normalize else there
-    fit = sum(map(form, fitting)) / len(there) if form and there else float(not form)
+    fit = _fit(field, there, normalize)
+    is_local = field == "Timestamp" and fit < FITTING <= _fit(field, there, _IN_UTC)
     place = _place_of(field, path)
     is_by_form = place >= _UNRELATED and field in _TELLING and fit >= _FORM_ALONE
     if is_by_form:
         place = _UNRELATED - 1
-    return (fit < FITTING, place, len(path)), field, Suggestion(path, fit, is_by_form)
+    return (fit < FITTING and not is_local, place, len(path)), field, Suggestion(path, fit, is_by_form, is_local)
+
+
+def _fit(field: str, values: Sequence[Any], normalize: Mapping[str, Normalizer]) -> float:
+    """Return which part of values has the form of a field once they are normalised."""
+    form = _FORMS.get(field)
+    if form is None or not values:
+        return float(form is None)
+    fitting = normalize[field](list(values)) if field in normalize else values
+    return sum(map(form, fitting)) / len(values)
 
 
 def _place_of(field: str, path: str) -> int:

@@ -12,8 +12,10 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -23,13 +25,15 @@ import msgspec
 from msgspec import Struct
 
 from shipper.config.schema import Leaf, expectation, leaves, section_in
-from shipper.config.secrets import Secret, decode_secret
+from shipper.config.secrets import LiteralSecret, Secret, decode_secret
 from shipper.model.errors import ConfigError
+from shipper.system.files import identity_of
 
 ENVIRONMENT_PREFIX: Final = "SHIPPER__"
 USUAL_FILES: Final = (Path("shipper.toml"), Path("/etc/shipper/shipper.toml"))
 
 _OVERRIDE: Final = "--set"
+_QUOTED: Final = re.compile(r""""(?:[^"\\]|\\.)*"|'[^']*'""")
 
 S = TypeVar("S", bound=Struct)
 
@@ -98,11 +102,40 @@ def misspelt_variables(root: type[Struct], environ: Mapping[str, str]) -> dict[s
     return {name: ENVIRONMENT_PREFIX + key.upper().replace(".", "__") for name, key in found.items()}
 
 
+class SettingsFile:
+    """
+    The settings file of a process, to find out whether it has changed since the process read it.
+
+    Attributes:
+        path: Absolute; None = there is none.
+    """
+
+    def __init__(self, config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> None:
+        found = (path.absolute() for path in _candidates(config_path, environ) if os.path.isfile(path))
+        self.path = next(found, None)
+        self._seen: tuple[int, ...] | None = None
+        self.note_read()
+
+    def note_read(self) -> None:
+        """Note that it is about to be read."""
+        self._seen = identity_of(self.path) if self.path else None
+
+    def has_changed(self) -> bool:
+        """Return whether it has changed since it was read, and is there. Blocks."""
+        now = identity_of(self.path) if self.path else None
+        return now is not None and now != self._seen
+
+
+def _candidates(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> Sequence[Path]:
+    named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+    return USUAL_FILES if named is None else [Path(named)]
+
+
 def _file_entries(
     config_path: str | PathLike[str] | None, environ: Mapping[str, str]
 ) -> list[tuple[tuple[str, ...], Written]]:
     named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
-    for path in [Path(named)] if named is not None else USUAL_FILES:
+    for path in _candidates(config_path, environ):
         try:
             text = path.read_text("utf-8-sig")
             tables = tomllib.loads(text)
@@ -111,7 +144,10 @@ def _file_entries(
                 continue
             raise ConfigError("the file does not exist", source=str(path)) from exc
         except OSError as exc:
-            raise ConfigError(f"cannot be read: {exc.strerror or exc}", source=str(path)) from exc
+            is_closed = isinstance(exc, PermissionError) and not os.path.lexists(path)
+            if named is None and is_closed and not path.is_absolute():
+                continue  # the current folder is closed to this user, as after sudo -u in that of another one
+            raise ConfigError(f"cannot be read: {exc.strerror or exc}", source=str(path.absolute())) from exc
         except UnicodeDecodeError as exc:
             # Not chained: the error holds the text, in which a secret may stand.
             raise ConfigError(f"is not UTF-8 text (byte {exc.start})", source=str(path)) from None
@@ -122,6 +158,10 @@ def _file_entries(
 
 
 def _text(text: str, source: str) -> Written:
+    """Read a TOML string in quotes; all other texts stay as they are."""
+    if _QUOTED.fullmatch(text):
+        with suppress(ValueError):
+            text = tomllib.loads(f"value = {text}")["value"]
     return Written(text, source, is_text=True)
 
 
@@ -260,6 +300,8 @@ def _converted(leaf: Leaf, entry: Written) -> Any:
         raise ConfigError(_explained(leaf, entry, str(exc)), key=leaf.key, source=entry.source) from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value} is not a finite number", key=leaf.key, source=entry.source)
+    if isinstance(value, LiteralSecret):
+        return LiteralSecret(value.reveal(), entry.source)
     return value
 
 

@@ -36,6 +36,7 @@ _VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _VARIABLE_SHOWN: Final = re.compile(r"(?![A-F0-9_]{12})[A-Z_][A-Z0-9_]{0,63}")
 _PATH_SHOWN: Final = re.compile(r"[~/.][^=]*")
 _PROGRAM_SHOWN: Final = re.compile(r"(?![a-f0-9]{12})[a-z][a-z0-9_.-]{0,31}")
+_CREDENTIALS: Final = "/run/credentials/"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _FORMS: Final = 'a table such as { env = "NAME" } or { file = "/path" }'
 
@@ -47,12 +48,18 @@ class Secret:
 
 
 class LiteralSecret(Secret):
-    """A secret that is written in the settings themselves."""
+    """
+    A secret that is written in the settings themselves.
 
-    __slots__ = ("_value",)
+    Attributes:
+        source: Where it was written: a file's path, an environment variable, a flag; empty = not known.
+    """
 
-    def __init__(self, value: str) -> None:
+    __slots__ = ("_value", "source")
+
+    def __init__(self, value: str, source: str = "") -> None:
         self._value = value
+        self.source = source
 
     def reveal(self) -> str:
         """Return the secret; for `resolve_secret` alone."""
@@ -173,7 +180,8 @@ async def fetch_secret(secret: Secret, *, key: str, is_for_header: bool = True) 
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else type(exc).__name__
         raise ConfigError(f"cannot run {program!r}: {reason}", key=key) from None
     if exit_code != 0:
-        raise ConfigError(f"{program} failed with exit code {exit_code}; run it by hand to see why", key=key)
+        hint = _outside_unit(secret) or "run it by hand to see why"
+        raise ConfigError(f"{program} failed with exit code {exit_code}; {hint}", key=key)
     origin = f"the output of {program}"
     return _checked(_text(output, origin, key), origin, key, is_for_header)
 
@@ -219,10 +227,32 @@ def _read_private(path: str, allow_group_readable: bool, key: str) -> str:
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         name = repr(path) if _PATH_SHOWN.fullmatch(path) else _masked(path)
-        raise ConfigError(f"cannot read {name}: {reason}", key=key) from None  # the cause names the file
+        hint = _outside_unit(SecretReference(file=path))
+        # The cause names the file.
+        raise ConfigError(f"cannot read {name}: {reason}{'; ' if hint else ''}{hint}", key=key) from None
     if len(raw) > MAX_SECRET_BYTES:
         raise ConfigError(f"{path} is larger than {MAX_SECRET_BYTES} bytes: not a secret", key=key)
     return _text(raw, path, key)
+
+
+def _outside_unit(secret: SecretReference) -> str:
+    """Return what to do if a secret is a credential of a systemd unit; else nothing."""
+    program, *arguments = secret.command or ("",)
+    if os.path.basename(program) == "systemd-creds":
+        name = arguments[-1] if arguments else ""
+    elif (secret.file or "").startswith(_CREDENTIALS):
+        name = os.path.basename(secret.file or "")
+    else:
+        return ""
+    name = name if _PROGRAM_SHOWN.fullmatch(name) else "NAME"
+    if os.environ.get("CREDENTIALS_DIRECTORY"):
+        return f"the unit needs LoadCredential={name}"
+    return (
+        "the credentials of a systemd unit exist only inside it ($CREDENTIALS_DIRECTORY is not set here). Run this in "
+        "a unit with the group of that one (here adm), and one -p LoadCredential= for each secret: systemd-run --pty "
+        f"--uid=shipper -p SupplementaryGroups=adm -p LoadCredential={name}:/etc/credstore/{name} "
+        "/usr/local/bin/shipper check -c /etc/shipper/shipper.toml --online"
+    )
 
 
 def _masked(written: str) -> str:

@@ -205,7 +205,7 @@ class KafkaSettings(Section, frozen=True):
     ledger_topic: Annotated[str, Meta(description="compacted topic; empty = group_id.ledger")] = ""
     max_fetched_bytes: Annotated[
         int, Meta(ge=1_048_576, le=1_073_741_824, description="memory for messages that were fetched and not read")
-    ] = 16_777_216
+    ] = 8_388_608
     security: Annotated[Literal["tls", "plaintext"], Meta(description="how brokers are connected to")] = "tls"
     allow_plaintext: Annotated[bool, Meta(description="allow plaintext to other hosts than this one")] = False
     ca_bundle: Annotated[
@@ -618,12 +618,9 @@ def settings_from(written: Mapping[str, Written], *, environ: Mapping[str, str])
 
 
 def _check_timezone(name: str) -> None:
-    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError  # needed by few
+    from shipper.config.zones import time_zone  # needed by few
 
-    try:
-        ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigError(f"{name!r} is not a known time zone, such as Europe/Malta", key="assume_timezone") from None
+    time_zone(name, key="assume_timezone")
 
 
 def default_state_directory(environ: Mapping[str, str]) -> Path:

@@ -35,8 +35,8 @@ _LIMITS: Final = {"throttled", "quota"}
 _PASSING: Final = {"unavailable", *_LIMITS}
 _LONGEST_WAIT_WHILE_STOPPING_S: Final = 1.0
 _FIX_IT: Final = (
-    "It is a fault of the set-up; look for it with: shipper check --online. Then run the same command again: "
-    "everything is still there, pending. To wait until it is fixed instead, set delivery.fail_fast = false"
+    "To test it: shipper check --online. Nothing is lost: the same command goes on from here; with "
+    "delivery.fail_fast = false it waits for the correction"
 )
 
 
@@ -163,10 +163,16 @@ class Gate:
         """
         now = self._now()
         if self._gives_up_at() <= now:
-            raise DeliveryGaveUpError(f"nothing was accepted for {self._give_up_after_s:g} s: {self.message}")
+            raise self._gave_up(f"nothing was accepted for {self._give_up_after_s:g} s")
         if self._fails_fast_at() <= now:
-            raise DeliveryGaveUpError(f"nothing was accepted yet: {self.message}", _FIX_IT, is_set_up_fault=True)
+            raise self._gave_up("nothing was accepted yet", _FIX_IT)
         return self.gives_up_at - now
+
+    def _gave_up(self, what: str, way_out: str = "") -> DeliveryGaveUpError:
+        """Return the error that names the cause first; there is no advice on what passes by itself."""
+        reason = "" if self.reason in _PASSING else self.reason
+        cause = self.what if reason else self.message
+        return DeliveryGaveUpError(f"{cause}; {what}", way_out, reason=reason)
 
     @property
     def gives_up_at(self) -> float:

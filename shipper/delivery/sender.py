@@ -25,6 +25,7 @@ from shipper.delivery.credentials import SKEW_TOLD_S, Authorization, ClockSkew, 
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, compressed, new_traceparent
 from shipper.delivery.gate import Gate, Passage
 from shipper.delivery.parts import Parcel, event_ids, merged_parcel, parts
+from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import ANSWER_BYTES, Action, Verdict, judge, without_answer
 from shipper.model.records import Batch, Refusal, Settled
 from shipper.model.wire import INTAKE_PATH
@@ -289,7 +290,11 @@ class Sender:
         shared.counts.note_request(str(answer.status), anyio.current_time() - started_at)
         with at_work(_piece(batch)):
             verdict = judge(
-                answer, events=batch.events, wall_time=shared.wall_time(), event_ids=partial(event_ids, batch)
+                answer,
+                events=batch.events,
+                wall_time=shared.wall_time(),
+                event_ids=partial(event_ids, batch),
+                quote=partial(quotation, authorization=authorization, body=batch.body),
             )
         verdict = _without_secrets(verdict, authorization)
         parcel.is_ambiguous |= verdict.is_ambiguous

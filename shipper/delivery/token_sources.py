@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import binascii
 import math
-import os
 from base64 import urlsafe_b64decode
 from collections.abc import Callable
 from typing import Final, Literal, Protocol
@@ -15,6 +14,7 @@ from msgspec import Struct
 
 from shipper.config.secrets import Secret, SecretReference, check_secret, fetch_secret, resolve_secret
 from shipper.model.errors import ConfigError
+from shipper.system.files import identity_of
 
 _FILE_LOOK_INTERVAL_S: Final = 1.0
 _MARGIN_S: Final = 60.0
@@ -183,7 +183,7 @@ class SecretSource:
         return self._token()
 
     def _read_if_changed(self, path: str, afresh: bool) -> None:
-        seen = _identity(path)  # before reading: what changes in between is read once more
+        seen = identity_of(path)  # before reading: what changes in between is read once more
         if afresh or seen is None or seen != self._seen:
             self._value = resolve_secret(self._secret, key=self.key)
             self._seen = seen
@@ -195,12 +195,3 @@ class SecretSource:
         token = expiring(self._value, expiry - wall_now, since=now, wall_since=wall_now, is_sure=False)
         is_constant = self._file is None and not self._is_command
         return msgspec.structs.replace(token, refresh_at=None) if is_constant else token
-
-
-def _identity(path: str) -> tuple[int, ...] | None:
-    """Return what changes when a file changes; symbolic links are followed. None = it cannot be accessed."""
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return status.st_mtime_ns, status.st_dev, status.st_ino, status.st_size

@@ -14,7 +14,8 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -24,7 +25,7 @@ from shipper.delivery.waits import asked_wait_s
 
 ANSWER_BYTES: Final = 4_194_304  # an answer may name every event of a batch
 WORDS_BYTES: Final = 4_096  # of an error's body, kept with a dead letter
-# Words of gateways. Others may quote a record or a header, and must not be logged.
+# Words of gateways. Others may quote a record or a header, and must not be logged as they are.
 _KNOWN_WORDS: Final = re.compile(
     r"Access denied due to \w+ subscription key|Rate limit is exceeded|Out of [a-z ]+ quota"
     r"|Resource not found|JWT not present"
@@ -124,16 +125,23 @@ _TABLE: Final = {
 _SET_UP_FAULTS: Final = {
     *("token", "subscription_key", "forbidden", "not_found", "redirect", "html_answer", "tls", "unknown_host")
 }
+_NO_ACCESS: Final = {401, 403}
 _RETRIED: Final = {408, 425, 429}
 _SAYS_AGAIN: Final = _Row(Action.RETRY, "", "the service answered 2xx but says that it cannot take the batch yet")
 _SAYS_THROTTLED: Final = _Row(Action.THROTTLE, "throttled", "the service answered 2xx but asks for fewer requests")
 _PARTIAL: Final = {206, 207}  # these have to say what became of each event
+_SHORT_BYTES: Final = 512  # of an answer that services repeat for each batch
 _PLAIN_MAX: Final = 4_096  # characters of an answer that is plain words
 _MARKUP: Final = re.compile(r"[<>{}\[\]\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _STARTS: Final = {b"{", b"["}
 _NO_DOCUMENT: Final = object()
 _CONGESTION: Final = {408, 429, 503, 504}
 _TIMEOUTS: Final = {"connect_timeout", "read_timeout", "write_timeout"}
+
+
+def _nothing(said: str) -> str:
+    """Quote nothing."""
+    return ""
 
 
 def judge(
@@ -143,6 +151,7 @@ def judge(
     section: str = "intake",
     wall_time: float | None = None,
     event_ids: Callable[[], Sequence[str]] = tuple,
+    quote: Callable[[str], str] = _nothing,
 ) -> Verdict:
     """
     Return what an answer means for what was asked.
@@ -152,7 +161,41 @@ def judge(
         section: Of the settings, named in the advice.
         wall_time: For a `Retry-After` date where the answer has no date of its own.
         event_ids: Of the events that were sent, in their order; asked for only if the answer names some.
+        quote: Returns what a message may quote of the service's words, if access is refused with other than known ones.
     """
+    if len(answer.body) <= _SHORT_BYTES and 200 <= answer.status < 300:
+        accepted = _short_acceptance(answer.status, answer.content_type, answer.body, events)
+        if accepted is not None:
+            return accepted
+    return _judged(answer, events, section, wall_time, event_ids, quote)
+
+
+class _AskedForIdsError(Exception):
+    """The answer means nothing without the EventIds that were sent."""
+
+
+@lru_cache(maxsize=64)
+def _short_acceptance(status: int, content_type: str, body: bytes, events: int | None) -> Verdict | None:
+    """Return the verdict on an answer that takes the batch whatever was in it; None if it is none."""
+
+    def ask() -> NoReturn:
+        raise _AskedForIdsError
+
+    try:
+        verdict = _judged(Answer(status, content_type, "", body), events, "", None, ask, _nothing)
+    except _AskedForIdsError:
+        return None
+    return verdict if verdict.action is Action.ACCEPT else None
+
+
+def _judged(
+    answer: Answer,
+    events: int | None,
+    section: str,
+    wall_time: float | None,
+    event_ids: Callable[[], Sequence[str]],
+    quote: Callable[[str], str],
+) -> Verdict:
     document, is_text = _decoded(answer.body)
     results = ALL_TAKEN
     if 200 <= answer.status < 300:
@@ -177,7 +220,7 @@ def judge(
     wait_s = asked_wait_s(answer.retry_after, _text(document), date=answer.date, wall_time=wall_time)
     what = message = f"the service answered {answer.status}"
     if not is_quiet:
-        details = _details(answer, document)
+        details = _details(answer, document, quote)
         what, check = f"{row.what} {details}", row.check.replace("{section}", section)
         message = f"{row.what}; check {check} {details}" if check else what
     return Verdict(
@@ -299,10 +342,10 @@ def _refusal(answer: Answer, document: object) -> _Row:
     return _TABLE.get(status, _RETRY if status >= 500 else _UNEXPECTED)
 
 
-def _details(answer: Answer, document: object) -> str:
+def _details(answer: Answer, document: object, quote: Callable[[str], str]) -> str:
     known = _KNOWN_WORDS.search(_text(document))
-    said = f'; it says "{known[0]}"' if known else ""
-    return f"(HTTP {answer.status}{said})"
+    said = known[0] if known else quote(_words(answer.body, document)) if answer.status in _NO_ACCESS else ""
+    return f'(HTTP {answer.status}: "{said}")' if said else f"(HTTP {answer.status})"
 
 
 def _text(document: object) -> str:

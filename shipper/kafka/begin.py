@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from shipper.config.settings import KafkaSettings
 from shipper.kafka.documents import read_metadata
 from shipper.kafka.stream import Place
+
+if TYPE_CHECKING:
+    from confluent_kafka import TopicPartition
 
 
 class Found(NamedTuple):
@@ -32,17 +35,8 @@ class Found(NamedTuple):
     is_topic_known: bool
 
 
-class _Committed(Protocol):
-    """What is used of a `confluent_kafka.TopicPartition`."""
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str | None
-
-
 def found_in(
-    committed: Iterable[_Committed],
+    committed: Iterable[TopicPartition],
     topic_ids: Mapping[str, str],
     ranges: Mapping[Place, tuple[int, int]],
 ) -> dict[Place, Found]:

@@ -141,7 +141,9 @@ def consumer_properties(settings: KafkaSettings) -> dict[str, Any]:
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": max(1, settings.max_fetched_bytes >> 10),
-        "fetch.message.max.bytes": min(1 << 20, settings.max_fetched_bytes),
+        "fetch.message.max.bytes": min(1 << 18, settings.max_fetched_bytes),
+        # Not a second, in which what was fetched is used up several times.
+        "fetch.queue.backoff.ms": 20,
     }
     if settings.group_instance_id:
         found["group.instance.id"] = settings.group_instance_id

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -11,7 +11,8 @@ from msgspec import Struct
 from shipper.kafka.stream import Headers, KafkaStream, Session, schema_id
 from shipper.model.records import Checkpoint, LedgerKey, Rejection
 from shipper.state.affiliates import OTHER, are_identifiers
-from shipper.state.ledger import added
+from shipper.state.ledger import is_sparse, summed
+from shipper.state.ledger_upkeep import compressed, decoded
 
 if TYPE_CHECKING:
     from confluent_kafka import Producer
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from shipper.state.letters import DeadLetter
 
 VERSION: Final = 1
+PART: Final = "part-"
+"""Begins the last word of the key of many counts together: those that hardly recur, as in `shipper.state.ledger`."""
+_PART_BYTES: Final = 500_000  # brokers take a megabyte
 
 
 class Document(NamedTuple):
@@ -109,29 +113,48 @@ def produce(
                 producer.poll(0.1)
 
 
-def counted(stream: KafkaStream, checkpoints: Iterable[Checkpoint]) -> tuple[Session, list[Document]]:
+def counted(stream: KafkaStream, checkpoints: Sequence[Checkpoint]) -> tuple[Session, list[Document]]:
     """Add what checkpoints of a stream pass to its session; return the session as it is then, and what is new of it."""
-    old, changed = stream.session, dict[LedgerKey, tuple[int, int]]()
-    totals = {
-        name: old.totals.get(name, 0) for name in ("read", "accepted", "dead_lettered", "duplicates", "unreachable")
+    old = stream.session
+    passed = {
+        "read": sum(each.read for each in checkpoints),
+        "accepted": sum(each.accepted for each in checkpoints),
+        "dead_lettered": sum(len(each.rejections) for each in checkpoints),
+        "duplicates": sum(each.duplicates for each in checkpoints),
+        "unreachable": stream.unreachable,
     }
-    end = stream.next_offset
-    for each in checkpoints:
-        totals["read"] += each.read
-        totals["accepted"] += each.accepted
-        totals["dead_lettered"] += len(each.rejections)
-        totals["duplicates"] += each.duplicates
-        end = stream.position_at(each.end_offset)
-        for at, tallies in enumerate((each.ledger, each.repeated)):
-            for (hour, brand, affiliate, media), count in added(tallies).items():
-                key = hour, brand, affiliate if are_identifiers([affiliate]) else OTHER, media
-                sums = changed.get(key) or old.sums.get(key, (0, 0))
-                changed[key] = (sums[0] + count, sums[1]) if at == 0 else (sums[0], sums[1] + count)
-    totals["unreachable"] += stream.unreachable
+    totals = {name: old.totals.get(name, 0) + count for name, count in passed.items()}
     prefix = f"{stream.topic_id}/{stream.partition}/{old.name}"
-    documents = [ledger_row(prefix, key, counts) for key, counts in changed.items()]
+    sums, parts, rows = summed(checkpoints, _counted_as), old.parts, dict[LedgerKey, tuple[int, int]]()
+    documents = []
+    if is_sparse(sums):
+        documents = [
+            Document(f"{prefix}/{PART}{parts + number}", part) for number, part in enumerate(_parts(sums.columns()))
+        ]
+        parts += len(documents)
+    elif len(sums):
+        for hour, brand, affiliate, media, accepted, repeated in zip(*decoded(sums.columns()), strict=True):
+            before = old.sums.get((hour, brand, affiliate, media), (0, 0))
+            rows[hour, brand, affiliate, media] = before[0] + accepted, before[1] + repeated
+        documents = [ledger_row(prefix, key, counts) for key, counts in rows.items()]
+    end = stream.position_at(checkpoints[-1].end_offset) if checkpoints else stream.next_offset
     documents.append(totals_row(prefix, totals, topic=stream.topic, offset=end))
-    return Session(old.name, totals, old.sums | changed), documents
+    return Session(old.name, totals, old.sums | rows, parts), documents
+
+
+def _counted_as(affiliate: str) -> str:
+    return affiliate if are_identifiers([affiliate]) else OTHER
+
+
+def _parts(columns: bytes) -> list[bytes]:
+    """Compress columns; in halves, as long as a part would be too large for a message."""
+    data = compressed(columns)
+    if len(data) <= _PART_BYTES:
+        return [data]
+    whole = decoded(columns)
+    half = len(whole[0]) // 2
+    halves = ([each[:half] for each in whole], [each[half:] for each in whole])
+    return [part for each in halves for part in _parts(msgspec.msgpack.encode(each))]
 
 
 def ledger_row(prefix: str, key: LedgerKey, counts: tuple[int, int]) -> Document:

@@ -1,19 +1,19 @@
 """
 A member of a consumer group: one thread polls, owns the consumer, and answers rebalances.
 
-The thread puts chunks into a bounded queue, from which the source takes them. If nobody does, it pauses the partitions
-and goes on polling, for hours if need be: a member that does not poll is removed from its group. A partition that is
-taken away is handed over before the rebalance goes on: what is in flight may settle, is saved, and then nothing of it
-counts here any more.
+The thread puts chunks into a bounded queue, from which the pipeline takes them. If nobody does, it pauses the
+partitions and goes on polling, for hours if need be: a member that does not poll is removed from its group. A partition
+that is taken away is handed over before the rebalance goes on: what is in flight may settle, is saved, and then nothing
+of it counts here any more.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import count, groupby
 from typing import Any, Final, Protocol
@@ -22,7 +22,8 @@ import msgspec
 import structlog
 from anyio import Event
 from anyio.from_thread import BlockingPortal
-from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicCollection, TopicPartition
+from anyio.streams.memory import MemoryObjectSendStream
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, Message, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from shipper.config.settings import KafkaSettings
@@ -44,12 +45,13 @@ from shipper.kafka.documents import Metadata
 from shipper.kafka.stream import KafkaStream, Place, Session, new_stream
 from shipper.model.errors import DeliveryGaveUpError, ShipperError
 from shipper.model.group import GroupState, Obstacle, PartitionState
-from shipper.model.records import Chunk, Stream
+from shipper.model.records import Backlog, Checkpoint, Chunk, Stream
 
 log = structlog.get_logger("kafka")
 
-_MESSAGES: Final = 1000
-_POLL_S: Final = 0.2
+_BATCH_BYTES: Final = 3 << 18  # so that what is of one partition is one chunk
+_BATCH_MAX: Final = 5000
+_POLL_S: Final = 0.05
 _PAUSED_POLL_S: Final = 0.5
 _PAUSE_AFTER_S: Final = 1.0  # a pause throws away what was fetched, so it is not made for every short wait
 _QUEUED_BYTES: Final = 2 << 20
@@ -58,6 +60,7 @@ _CALL_S: Final = 5.0
 _ENDS_S: Final = 5.0
 _TOPICS_S: Final = 30.0
 _RANGES_S: Final = 0.5
+_PROOF_S: Final = 0.1
 _NO_GENERATION: Final = b"CGMDv2:\xff\xff\xff\xff"
 _CLOSE_S: Final = 10.0
 
@@ -81,6 +84,8 @@ class Member:
         failure: Why this process cannot be a member any more; None while it can.
         membership: Proves to the brokers which generation of the group this process belongs to. Only the thread asks
             for it, as the client lets nobody else in while it polls.
+        transactions: By outcome.
+        transaction_seconds: Sum over all that were committed.
     """
 
     def __init__(
@@ -112,13 +117,16 @@ class Member:
         self._streams: dict[Place, KafkaStream] = {}
         self._moved: set[Place] = set()  # by rebalances during the call of the client that is under way
         self._is_paused = False
+        self._batch = 1000  # messages asked for at once: as many as make a chunk
         self._queue: deque[Chunk] = deque()
         self._has_room = threading.Event()
         self._arrived = Event()
+        self._is_waited_for = False
         self._full_since: float | None = None
         self._ends_asked: tuple[float, dict[TopicPartition, Future[Any]]] | None = None
         self._topics_asked: dict[str, Future[Any]] | None = None
         self._ends_at = self._topics_at = now()
+        self._proof_at = -_PROOF_S
         self._obstacles: dict[str, Obstacle] = {}
         self._rebalances: Counter[str] = Counter(assigned=0, revoked=0, lost=0)
         self._errors: Counter[str] = Counter()
@@ -126,6 +134,8 @@ class Member:
         self._decides_again = False
         self._tombstones_skipped = 0
         self._stopped_at: float | None = None
+        self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
+        self.transaction_seconds = 0.0
         self.failure: ShipperError | None = None
         self.membership: object = None
 
@@ -139,36 +149,45 @@ class Member:
         self._portal, self._attached = portal, pipeline
         self._thread.start()
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Read while this is entered; the process stays a member behind it."""
-        self._is_reading = True
-        self._has_room.set()
-        try:
-            yield
-        finally:
-            self._is_reading = False
-            self._queue.clear()
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the whole group has settled all that was to be read."""
+        return self.left == set()
 
-    async def next_chunk(self) -> Chunk | None:
+    async def run(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         """
-        Wait for the next chunk; there is none behind the ranges.
+        Send chunks, up to the ends of the ranges; the process stays a member behind them.
 
         Raises:
             DeliveryGaveUpError: The ranges cannot be read.
             ShipperError: This process cannot be a member any more.
         """
-        while True:
-            self._arrived = Event()
-            if self.failure is not None:
-                raise self.failure
-            if self._queue:
-                chunk = self._queue.popleft()
-                self._has_room.set()
-                return chunk
-            if self.left is not None:
-                return None
-            await self._arrived.wait()
+        self._is_reading = True
+        self._has_room.set()
+        try:
+            while self.failure is None and (self._queue or self.left is None):
+                if self._queue:
+                    chunk = self._queue.popleft()
+                    if not self._has_room.is_set():
+                        self._has_room.set()
+                    if not chunk.stream.is_ending:  # it goes to another member
+                        await chunks_tx.send(chunk)
+                    continue
+                self._arrived, self._is_waited_for = Event(), True
+                if not self._queue and self.failure is None and self.left is None:  # looked at after it is said
+                    await self._arrived.wait()
+                self._is_waited_for = False
+        finally:
+            self._is_reading = False
+            self._queue.clear()
+        if self.failure is not None:
+            raise self.failure
+
+    async def after_save(self, saved: Sequence[Checkpoint]) -> None:
+        """Drop what is settled."""
+        for each in saved:
+            assert isinstance(each.stream, KafkaStream)
+            each.stream.note_saved(each.end_offset)
 
     def reconfigure(self, settings: KafkaSettings) -> None:
         """Apply a changed `on_gap`: the thread decides anew about partitions that are stopped."""
@@ -186,8 +205,8 @@ class Member:
         else:
             self.consumer.close()
 
-    def state(self, transactions: dict[str, int], transaction_seconds: float) -> GroupState:
-        """Describe the member."""
+    def backlog(self) -> Backlog:
+        """Describe the group, as far as this member knows it."""
         now_ms = self._wall_time() * 1000
         partitions = [self._partition_state(each, now_ms) for each in tuple(self._streams.values())]
         partitions.sort(key=lambda each: (each.state != "stopped", -each.lag_records, each.topic, each.partition))
@@ -197,20 +216,21 @@ class Member:
         if gaps:
             more = f"; and {len(gaps) - 1} more partitions" if len(gaps) > 1 else ""
             obstacles.append(Obstacle("input_gap", f"{gaps[0]}{more}", self._stopped_at or 0.0))
-        return GroupState(
+        state = GroupState(
             group=self._settings.group_id,
             protocol=self._settings.group_protocol,
             partitions=partitions,
             rebalances=dict(self._rebalances),
             tombstones_skipped=self._tombstones_skipped
             + sum(each.tombstones_skipped for each in self._streams.values()),
-            transactions=transactions,
-            transaction_seconds=round(transaction_seconds, 3),
+            transactions=dict(self.transactions),
+            transaction_seconds=round(self.transaction_seconds, 3),
             broker_errors=dict(self._errors),
             last_rebalance=(self._last_rebalance and self._last_rebalance[0]) or "",
             last_rebalance_at=self._last_rebalance and self._last_rebalance[1],
             obstacles=obstacles,
         )
+        return Backlog(group=state)
 
     def _partition_state(self, stream: KafkaStream, now_ms: float) -> PartitionState:
         oldest = stream.oldest_ms
@@ -274,14 +294,16 @@ class Member:
                 return
             self._pause(True)
         self._moved.clear()
-        messages = self.consumer.consume(_MESSAGES, _PAUSED_POLL_S if self._is_paused else _POLL_S)
-        self.membership = self._proof()
+        messages = self.consumer.consume(self._batch, _PAUSED_POLL_S if self._is_paused else _POLL_S)
+        if self._moved or self._now() >= self._proof_at + _PROOF_S:
+            self._proof_at, self.membership = self._now(), self._proof()
         self._take(messages)
         self._look_around()
 
     def _proof(self) -> object:
         """
-        Return what proves the membership; None while there is none.
+        Return what proves the membership; None while there is none. The client answers from a thread of its own, and
+        keeps all others of this process waiting meanwhile.
 
         The brokers take offsets from a client that claims to be no member at all, which is what this one says of
         itself as soon as it hears that it was removed.
@@ -303,34 +325,37 @@ class Member:
 
     def _take(self, messages: Sequence[Any]) -> None:
         """Put messages into the queue, in their order; what may belong to an earlier assignment is read again."""
+        events = [message for message in messages if message.error() is not None]
+        if events:
+            messages = [message for message in messages if message.error() is None]
         by_place: dict[Place, list[Any]] = {}
-        ends: list[Any] = []
-        dropped: set[Place] = set()
-        for place, own in groupby(messages, key=_place_of):
-            good = by_place.setdefault(place, [])
-            for message in own:
-                (good if message.error() is None else ends).append(message)
-            if place in self._moved and (good or ends):
-                dropped.add(place)
-                good.clear()
-        for place in dropped & self._streams.keys():
-            self._seek(self._streams[place], self._streams[place].first)
-        for place, good in by_place.items():
-            if good and (stream := self._streams.get(place)) is not None and not stream.is_halted:
-                for chunk in stream.chunks(good):
-                    if self._is_reading:
-                        self._queue.append(chunk)
+        is_one = len(self._settings.topics) == 1  # then the numbers tell the partitions, and cost half as much
+        for _, run in groupby(messages, key=Message.partition if is_one else _place_of):
+            own = [*run]
+            by_place.setdefault(_place_of(own[0]), []).extend(own)
+        for place in self._moved & (by_place.keys() | set(map(_place_of, events))):
+            by_place.pop(place, None)
+            if place in self._streams:
+                self._seek(self._streams[place], self._streams[place].first)
+        size = 0
+        for place, own in by_place.items():
+            if (stream := self._streams.get(place)) is not None and not stream.is_halted:
+                chunks = stream.chunks(own)
+                size += sum(len(chunk.data) for chunk in chunks)
+                if self._is_reading:
+                    self._queue.extend(chunks)
                 if stream.is_complete:
                     self.consumer.pause([TopicPartition(*place)])
-        if any(by_place.values()):
+        if by_place:
+            self._batch = min(_BATCH_MAX, 1 + _BATCH_BYTES * len(messages) // max(size, 1))
             self._obstacles.pop("broker_forbidden", None)
             self._notify()
-        for message in ends:
-            self._note_event(message.error(), message.topic(), message.partition(), message.offset())
+        for event in events:
+            self._note_event(event.error(), event.topic(), event.partition(), event.offset())
 
     def _notify(self) -> None:
         portal = self._portal
-        if portal is not None:
+        if portal is not None and self._is_waited_for:
             try:
                 portal.start_task_soon(self._set_arrived)
             except RuntimeError:  # the run is over
@@ -430,6 +455,7 @@ class Member:
             stream.is_ending = True
         if portal is None or attached is None or not streams:
             return
+        self.membership = self._proof()  # of the generation that takes them away: the brokers refuse the one before
         wait_s = self._settings.revoke_wait_seconds
         try:
             handed_over = portal.start_task_soon(partial(attached.hand_over, streams, wait_s=wait_s, is_lost=is_lost))
@@ -531,14 +557,18 @@ class Member:
             for stream in [each for each in self._streams.values() if each.stopped]:
                 self._begin_again(stream)
 
-    def _look_at_ranges(self, ranges: Mapping[Place, range]) -> None:
+    def _look_at_ranges(self, ranges: Mapping[Place, range], now: float) -> None:
         """Look whether the group has settled the ranges, once this member has nothing left to do."""
         obstacle = min(self._obstacles.values(), key=lambda each: each.since, default=None)
         if obstacle is not None and self._wall_time() >= obstacle.since + self._give_up_after_s:
             raise DeliveryGaveUpError(obstacle.message)
         streams = self._streams.values()
         if self.membership is None or any(each.blocks or not each.is_halted for each in streams):
+            self._ranges_at = now  # once it is over, they are looked at without delay
             return
+        if now < self._ranges_at:
+            return
+        self._ranges_at = now + _RANGES_S
         try:
             committed = self._committed([TopicPartition(*place) for place in ranges])
             places = ((each.topic, each.partition) for each in committed)
@@ -560,9 +590,8 @@ class Member:
 
     def _look_around(self) -> None:
         now = self._now()
-        if self._ranges is not None and self._is_reading and now >= self._ranges_at + _RANGES_S:
-            self._ranges_at = now
-            self._look_at_ranges(self._ranges)
+        if self._ranges is not None and self._is_reading:
+            self._look_at_ranges(self._ranges, now)
         if self._ends_asked is not None:
             at, asked = self._ends_asked
             if all(future.done() for future in asked.values()):

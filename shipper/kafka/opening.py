@@ -10,7 +10,6 @@ from typing import NamedTuple
 from shipper.config.settings import Settings
 from shipper.kafka.group import Member
 from shipper.kafka.ranges import Wanted
-from shipper.kafka.source import KafkaSource
 from shipper.kafka.store import TransactionStore
 from shipper.kafka.topics import Topics
 from shipper.model.errors import ConfigError, StateUnwritableError
@@ -21,7 +20,6 @@ class OpenGroup(NamedTuple):
 
     member: Member
     store: TransactionStore
-    source: KafkaSource
 
 
 @contextmanager
@@ -61,18 +59,12 @@ def opened_group(
     )
     try:
         try:
-            store = TransactionStore(
-                kafka,
-                f"{kafka.group_id}-{kafka.group_instance_id or token_hex(6)}",
-                max_record_bytes=max_record_bytes,
-                membership=lambda: member.membership,
-                now=now,
-                on_error=member.note_error,
-            )
+            name = f"{kafka.group_id}-{kafka.group_instance_id or token_hex(6)}"
+            store = TransactionStore(kafka, name, member, max_record_bytes=max_record_bytes, now=now)
         except StateUnwritableError as error:
             if error.reason == "broker_forbidden":
                 raise ConfigError(str(error), key="input.kafka") from None
             raise
-        yield OpenGroup(member, store, KafkaSource(member, store))
+        yield OpenGroup(member, store)
     finally:
         member.close()

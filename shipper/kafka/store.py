@@ -9,10 +9,10 @@ that this process has.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -33,6 +33,7 @@ from shipper.kafka.client import (
     words,
 )
 from shipper.kafka.documents import Metadata, counted, letter, produce
+from shipper.kafka.group import Member
 from shipper.kafka.stream import KafkaStream, Session
 from shipper.model.errors import ConfigError, StateError, StateUnwritableError
 from shipper.model.records import Checkpoint
@@ -44,6 +45,7 @@ log = structlog.get_logger("kafka")
 
 _CALL_S: Final = 5.0  # for one answer of the brokers, before it counts as none
 _HANGS_S: Final = 2 * _CALL_S + 2
+_CONNECT_S: Final = 1.0
 _START_S: Final = 30.0
 _SESSION_KEYS_MAX: Final = 20_000  # then a new session begins, so that the sums of a long life stay small
 # The group has moved on; the rebalance that follows decides whose the partitions are.
@@ -56,12 +58,11 @@ _GROUP_MOVED: Final = {
 }
 
 
-class _Pending:
+class _Pending(NamedTuple):
     """What one transaction writes."""
 
-    def __init__(self, checkpoints: Sequence[Checkpoint]) -> None:
-        self.checkpoints = checkpoints
-        self.sessions: dict[int, tuple[KafkaStream, Session]] = {}
+    checkpoints: Sequence[Checkpoint]
+    sessions: list[tuple[KafkaStream, Session]]
 
 
 class TransactionStore:
@@ -70,39 +71,36 @@ class TransactionStore:
 
     Args:
         name: The transactional id.
-        membership: Gives what proves to the brokers that this process is a member; None while it is none.
+        member: Has the proof of the membership, and counts the transactions.
         now: The clock that does not jump, seconds.
-
-    Attributes:
-        transactions: By outcome.
-        seconds: Sum over all transactions that were committed.
     """
 
     def __init__(
         self,
         settings: KafkaSettings,
         name: str,
+        member: Member,
         *,
         max_record_bytes: int,
-        membership: Callable[[], object],
         now: Callable[[], float],
-        on_error: Callable[[KafkaError], None],
     ) -> None:
         self._settings = settings
-        self._membership = membership
+        self._member = member
         self._now = now
-        self._properties = properties(settings, on_error=on_error) | producer_properties(name, max_record_bytes)
+        self._properties = properties(settings, on_error=member.note_error) | producer_properties(
+            name, max_record_bytes
+        )
         self._failed: KafkaError | None = None
         self._is_name_taken = False  # a new producer would take it back, and end the other member
         self._written = ""  # the topic that a failure is about, if that is known
         self._producer: Producer | None = self._new_producer(_START_S)
         self._in_doubt: _Pending | None = None
         self._lock = threading.Lock()
-        self.transactions: Counter[str] = Counter(committed=0, aborted=0, in_doubt=0)
-        self.seconds = 0.0
 
     def _new_producer(self, limit_s: float) -> Producer:
         producer = Producer(self._properties)
+        with suppress(KafkaException):  # not connected yet, it would look for its coordinator half a second later
+            producer.list_topics(self._settings.letters, _CONNECT_S)
         try:
             producer.init_transactions(limit_s)
         except KafkaException as exception:
@@ -145,9 +143,9 @@ class TransactionStore:
             crash_point("save.done")
             if not is_committed:
                 return Saved([], wanted)
-            self.transactions["committed"] += 1
-            self.seconds += self._now() - begun_at
-            for stream, session in pending.sessions.values():
+            self._member.transactions["committed"] += 1
+            self._member.transaction_seconds += self._now() - begun_at
+            for stream, session in pending.sessions:
                 is_full = len(session.sums) > _SESSION_KEYS_MAX
                 stream.session = Session() if is_full else session
                 stream.unreachable = 0
@@ -160,7 +158,7 @@ class TransactionStore:
 
     def _prepared(self, checkpoints: Sequence[Checkpoint], now_s: float) -> _Pending | None:
         """Begin a transaction and write everything into it; None if the group has moved on."""
-        metadata = self._membership()
+        metadata = self._member.membership
         if metadata is None:
             return None
         if self._is_name_taken:
@@ -168,7 +166,7 @@ class TransactionStore:
         if self._producer is None:
             self._producer = self._new_producer(_CALL_S)
         producer = self._producer
-        pending = _Pending(checkpoints)
+        pending = _Pending(checkpoints, [])
         by_stream: dict[int, list[Checkpoint]] = {}
         for each in checkpoints:
             by_stream.setdefault(each.stream.stream_id, []).append(each)
@@ -181,7 +179,7 @@ class TransactionStore:
                 assert isinstance(stream, KafkaStream)
                 letters = [letter(stream, rejection, now_s) for each in own for rejection in each.rejections]
                 session, rows = counted(stream, own)
-                pending.sessions[stream.stream_id] = stream, session
+                pending.sessions.append((stream, session))
                 for topic, documents in ((self._settings.letters, letters), (self._settings.ledger, rows)):
                     self._written = topic
                     produce(producer, topic, documents, self._delivered)
@@ -197,7 +195,7 @@ class TransactionStore:
             _bounded(lambda: self._retried(lambda: producer.send_offsets_to_transaction(offsets, metadata, _CALL_S)))
             crash_point("save.commit")
         except TimeoutError:
-            self.transactions["aborted"] += 1
+            self._member.transactions["aborted"] += 1
             self._producer = None  # whoever takes its name next has the brokers abort what it has begun
             raise StateUnwritableError(
                 f"the brokers do not take the offsets of group {self._settings.group_id}; it is tried again",
@@ -241,7 +239,7 @@ class TransactionStore:
         except KafkaException as exception:
             error = error_of(exception)
             if error.retriable():
-                self.transactions["in_doubt"] += 1
+                self._member.transactions["in_doubt"] += 1
                 raise StateUnwritableError(
                     f"the brokers do not say whether a transaction of group {self._settings.group_id} is committed "
                     f"({words(error)}); they are asked again",
@@ -256,7 +254,7 @@ class TransactionStore:
 
     def _abort(self, error: KafkaError) -> None:
         """End a transaction that failed, so that the next one can begin; a new producer where that cannot be."""
-        self.transactions["aborted"] += 1
+        self._member.transactions["aborted"] += 1
         log.warning("transaction_aborted", error=words(error))
         producer, is_fatal = self._producer, error.fatal()
         assert producer is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaException, Producer, TopicCollection
@@ -15,6 +15,7 @@ from shipper.kafka.client import (
     KafkaError,
     error_of,
     needs,
+    patiently,
     producer_properties,
     properties,
     refusal,
@@ -26,6 +27,7 @@ from shipper.model.errors import ConfigError
 LETTER_ROOM: Final = 8 << 10
 """What a dead letter takes beside its value, at least."""
 _CALL_S: Final = 10.0
+_LOOK_S: Final = 0.02
 _COMPACTION_LAG_MS: Final = 86_400_000  # after so long, what was deleted is gone for good
 
 
@@ -71,7 +73,8 @@ class Topics:
     def _answer(self, future: Future[Any]) -> Any:
         """Wait for an answer, or for what says that there will be none."""
         while not future.done() and self._refused is None:
-            self._admin.poll(0.1)
+            self._admin.poll(0)
+            wait([future], _LOOK_S)
         if self._refused is not None:
             raise KafkaException(self._refused)
         return future.result()
@@ -151,15 +154,18 @@ class Topics:
             else:
                 yield Finding(name, what="was made: compacted")
 
+    def _described_group(self) -> Any:
+        (future,) = self._admin.describe_consumer_groups(
+            [self._settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
+        ).values()
+        return self._answer(future)
+
     def rights(self) -> Iterator[Finding]:
         """Look at the group, and make a transaction without anything in it."""
         settings = self._settings
         name, right = f"group {settings.group_id}", f"READ on the group {settings.group_id}"
         try:
-            (future,) = self._admin.describe_consumer_groups(
-                [settings.group_id], include_authorized_operations=True, request_timeout=_CALL_S
-            ).values()
-            group = self._answer(future)
+            group = patiently(self._described_group)
             granted = group.authorized_operations
             is_readable = not granted or AclOperation.READ in granted
             what = f"may be joined; members: {len(group.members):,}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import groupby
 from pathlib import Path
@@ -24,11 +24,12 @@ from shipper.kafka.client import (
     properties,
     understood,
 )
-from shipper.kafka.documents import Document, ledger_row, produce, refused_again, totals_row
+from shipper.kafka.documents import PART, Document, ledger_row, produce, refused_again, totals_row
 from shipper.kafka.stream import Headers
-from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream
+from shipper.model.records import Checkpoint, LedgerKey, Rejection, Stream, Tally
 from shipper.state.affiliates import OTHER, are_identifiers
 from shipper.state.ledger import read_ledger
+from shipper.state.ledger_upkeep import unpacked
 from shipper.state.letters import EVERYTHING, DeadLetter, open_letters
 from shipper.state.store import Store
 
@@ -84,7 +85,7 @@ class GroupView:
                     refused.setdefault(stream.stream_id, (stream, []))[1].append(rejection)
                     self._letters[stream.stream_id, rejection.start_offset] = kept
                 store.save([_passed(stream, rejections=each) for stream, each in refused.values()], first_at)
-            store.save([_counted(stream_of(*place), each) for place, each in _sums(rows).items()], 0.0)
+            store.save(_counted(rows, stream_of), 0.0)
 
     def _look(self) -> _Look:
         """Look at what is in the directory: the letters, and what was accepted and repeated."""
@@ -175,9 +176,15 @@ def _write(producer: Producer, documents: Mapping[str, Iterable[Document]]) -> N
 def _documents(settings: KafkaSettings, topic: str) -> list[_Kept]:
     """Read a compacted topic to its end: the newest version of each document."""
     _, places = partitions_of(AdminClient(properties(settings)), [topic], _CALL_S)
-    how = {"enable.partition.eof": True, "isolation.level": "read_committed", "auto.offset.reset": "error"}
+    how = {
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "error",
+        "fetch.wait.max.ms": 10,  # at the end of a partition no more is waited for
+    }
     found: dict[str, _Kept] = {}
     with closing(outside_consumer(settings, **how)) as consumer:
+        consumer.list_topics(topic, _CALL_S)  # or it looks for the partitions' nodes only half a second later
         consumer.assign([TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in places])
         left = len(places)
         while left:
@@ -220,40 +227,45 @@ def _is_ours(name: str) -> bool:
     return name.startswith("shipper.") and name != "shipper.key"
 
 
-class _Sums:
-    """What was counted of a partition, in all sessions."""
-
-    def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
-        self.accepted: Counter[LedgerKey] = Counter()
-        self.repeated: Counter[LedgerKey] = Counter()
-
-
-def _sums(rows: Iterable[_Kept]) -> dict[tuple[str, str], _Sums]:
-    """Add up by TOPIC-ID/PARTITION and TOPIC/PARTITION."""
-    found: dict[tuple[str, str], _Sums] = defaultdict(_Sums)
-    names: dict[str, str] = {}
-    counted: list[tuple[str, str, LedgerKey, dict[str, int]]] = []
+def _counted(rows: Iterable[_Kept], stream_of: Callable[[str, str], Stream]) -> list[Checkpoint]:
+    """Make a checkpoint of each partition, with what was counted of it in all sessions."""
+    paths: dict[str, str] = {}
+    totals: dict[str, Counter[str]] = defaultdict(Counter)
+    accepted: dict[str, list[Tally]] = defaultdict(list)
+    repeated: dict[str, list[Tally]] = defaultdict(list)
     for each in rows:
-        row: dict[str, Any] = msgspec.json.decode(each.value)
-        if each.key.endswith("/totals"):
-            topic_id, partition, *_ = each.key.rsplit("/", 3)  # in the id of a topic there may be a slash
-            names[topic_id] = row["topic"]
-            place = f"{topic_id}/{partition}", f"{row['topic']}/{partition}"
-            found[place].totals.update({name: row[name] for name in ("accepted", "duplicates")})
+        place, _, last = each.key.rsplit("/", 2)  # TOPIC-ID/PARTITION
+        if last == "totals":
+            row: dict[str, Any] = msgspec.json.decode(each.value)
+            paths[place] = f"{row['topic']}/{place.rpartition('/')[2]}"
+            totals[place].update({name: row[name] for name in ("accepted", "duplicates")})
+            continue
+        if last.startswith(PART):
+            *fields, counts, repeats = unpacked(each.value)
         else:
-            topic_id, partition, _, hour, brand, affiliate, media = each.key.rsplit("/", 6)
-            counted.append((topic_id, partition, (hour, int(brand), affiliate, media), row))
-    for topic_id, partition, key, row in counted:
-        sums = found[f"{topic_id}/{partition}", f"{names[topic_id]}/{partition}"]
-        sums.accepted[key] += row["accepted"]
-        sums.repeated[key] += row["duplicates"]
-    return found
-
-
-def _counted(stream: Stream, sums: _Sums) -> Checkpoint:
-    accepted, duplicates = sums.totals["accepted"], sums.totals["duplicates"]
-    return _passed(stream, accepted, duplicates, ledger=[sums.accepted], repeated=[sums.repeated])
+            place, _, hour, brand, affiliate, media = each.key.rsplit("/", 5)
+            row = msgspec.json.decode(each.value)
+            *fields, counts, repeats = [
+                [hour],
+                [int(brand)],
+                [affiliate],
+                [media],
+                [row["accepted"]],
+                [row["duplicates"]],
+            ]
+        keys = list(zip(*fields, strict=True))
+        accepted[place].append(dict(zip(keys, counts, strict=True)))
+        repeated[place].append(dict(zip(keys, repeats, strict=True)))
+    return [
+        _passed(
+            stream_of(place, paths[place]),
+            each["accepted"],
+            each["duplicates"],
+            ledger=accepted[place],
+            repeated=repeated[place],
+        )
+        for place, each in totals.items()
+    ]
 
 
 def _passed(

@@ -74,18 +74,18 @@ class DeliveryGaveUpError(ShipperError):
 
     Attributes:
         way_out: What to do about it, in a sentence.
-        is_set_up_fault: It is a fault of the set-up, found before anything was accepted.
+        reason: The pause that this was, a key of `pauses.ADVICE`; empty = there is no advice to add.
     """
 
     exit_code = 4
 
-    def __init__(self, message: str, way_out: str = "", *, is_set_up_fault: bool = False) -> None:
+    def __init__(self, message: str, way_out: str = "", *, reason: str = "") -> None:
         super().__init__(message)
         self.way_out = way_out or (
             "What was not delivered stays pending; run the same command again, or let it wait longer "
             "(delivery.give_up_after_seconds)"
         )
-        self.is_set_up_fault = is_set_up_fault
+        self.reason = reason
 
 
 class HeldBackError(DeliveryGaveUpError):

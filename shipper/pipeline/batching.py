@@ -67,6 +67,11 @@ class Batcher:
         return f"<Batcher {self._events} events, {self._bytes} bytes, {len(self._deferred)} deferred>"
 
     @property
+    def events(self) -> int:
+        """How many events it holds: in the open batch, for later ones, and waiting for an answer."""
+        return self._events + len(self._deferred) + sum(map(len, self._waiting.values()))
+
+    @property
     def room_events(self) -> int:
         """How many events more the open batch may take; 0 when it is full."""
         return max(0, self.max_events - self._events)
@@ -107,7 +112,7 @@ class Batcher:
         if not chunk.events:
             return
         assert chunk.events <= self.room_events
-        if not chunk.waits and self._are_ids_new(chunk):
+        if not chunk.waits and self._are_event_ids_new(chunk):
             self._add_together(chunk, now)
             return
         events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
@@ -140,23 +145,36 @@ class Batcher:
         """Hand out the events that wait for an EventId, as that was accepted: they are duplicates."""
         return self._waiting.pop(event_id, ())
 
-    def _are_ids_new(self, chunk: EncodedChunk) -> bool:
-        """Return whether no EventId of a chunk stands twice in it or in the open batch, and no ConsumerID in that."""
-        if not chunk.has_new_event_ids:
-            event_ids = chunk.event_ids
-            if len(set(event_ids)) < len(event_ids):
-                return False
-        if not self._events:
+    def _are_event_ids_new(self, chunk: EncodedChunk) -> bool:
+        """Return whether no EventId of a chunk stands twice in it or in the open batch."""
+        if chunk.has_new_event_ids:
             return True
+        event_ids = chunk.event_ids
         self._collect_ids()
-        return (not self._unique_consumers or self._consumer_ids.isdisjoint(chunk.consumer_ids)) and (
-            chunk.has_new_event_ids or self._event_ids.isdisjoint(event_ids)
-        )
+        return len(set(event_ids)) == len(event_ids) and self._event_ids.isdisjoint(event_ids)
+
+    def _repeats(self, chunk: EncodedChunk) -> Sequence[tuple[int, int, int]]:
+        """Find the events of a chunk whose ConsumerID stands in it before or in the open batch: ordinal, start, end."""
+        if not self._unique_consumers:
+            return ()
+        if not self._events:
+            return chunk.repeats
+        self._collect_ids()
+        if self._consumer_ids.isdisjoint(chunk.consumer_ids):
+            return chunk.repeats
+        repeated = {ordinal for ordinal, _, _ in chunk.repeats}
+        places = []
+        start = 0
+        for ordinal, (line, consumer_id) in enumerate(zip(chunk.lines.split(b"\n"), chunk.consumer_ids, strict=True)):
+            if ordinal in repeated or consumer_id in self._consumer_ids:
+                places.append((ordinal, start, start + len(line)))
+            start += len(line) + 1
+        return places
 
     def _add_together(self, chunk: EncodedChunk, now: float) -> None:
-        """Take the events of a chunk but for those whose ConsumerID stands in it before; they are deferred."""
+        """Take the events of a chunk but for those whose ConsumerID stands before; they are deferred."""
         start = ordinal = 0
-        for other, other_start, other_end in chunk.repeats if self._unique_consumers else ():
+        for other, other_start, other_end in self._repeats(chunk):
             self._take_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
             line = chunk.lines[other_start:other_end]
             self._defer(

@@ -21,6 +21,7 @@ from anyio.to_thread import run_sync
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shipper.config.load import SettingsFile
 from shipper.config.settings import RecordsSettings, Settings, require_endpoint
 from shipper.model.errors import ConfigError, ShipperError, StateInUseError, first_of
 from shipper.model.version import __version__
@@ -43,6 +44,7 @@ _ROOM_S: Final = 0.1  # until the next look whether there is a descriptor for a 
 _PROBE_LIMIT_S: Final = 10.0
 _LOOK_S: Final = 0.02
 _END_LIMIT_S: Final = 5.0
+_LOOK_LIMIT_S: Final = 5.0
 _LEFT_TO_DO, _IN_USE = 4, 5  # exit codes
 
 
@@ -91,12 +93,15 @@ class Replayed(Struct):
 
 
 @asynccontextmanager
-async def controlled(pipeline: Pipeline, settings: Settings, state: OpenState) -> AsyncIterator[None]:
+async def controlled(
+    pipeline: Pipeline, settings: Settings, state: OpenState, file: SettingsFile | None
+) -> AsyncIterator[None]:
     """
     Answer requests while this is entered; where there can be no socket, warn, and go on without.
 
     Args:
         settings: Of the process.
+        file: Where they are from; None = it is not known.
     """
     with ExitStack() as stack:
         listener: socket.socket | None = None
@@ -105,7 +110,7 @@ async def controlled(pipeline: Pipeline, settings: Settings, state: OpenState) -
         except OSError as error:
             log.warning("control_unavailable", message=f"no command can ask this process for anything: {error}")
         async with anyio.create_task_group() as clients:
-            control = _Control(pipeline, settings, state)
+            control = _Control(pipeline, settings, state, file)
             if listener is not None:
                 clients.start_soon(control.serve, await SocketListener.from_socket(listener))
             yield
@@ -178,11 +183,13 @@ class _Client:
 class _Control:
     """Answers the clients of one pipeline; it does one thing with the dead letters at a time."""
 
-    def __init__(self, pipeline: Pipeline, settings: Settings, state: OpenState) -> None:
+    def __init__(self, pipeline: Pipeline, settings: Settings, state: OpenState, file: SettingsFile | None) -> None:
         self._pipeline = pipeline
         self._settings = settings
         self._state = state
+        self._file = file
         self._clients = 0
+        self._requests = 0  # that are not answered yet
         self._is_busy = False
         self._commands = {"retry": self._retry, "replay": self._replay, "erase": self._erase}
 
@@ -219,23 +226,29 @@ class _Control:
             if (command := self._commands.get(request.command)) is None:
                 raise _NoRequestError(f"process {os.getpid()} is shipper {__version__}, which cannot do that")
             log.info("request_received", command=request.command)
-            await command(client, request.content)
+            self._requests += 1
+            try:
+                await command(client, request.content)
+            finally:
+                self._requests -= 1
         except* ShipperError as group:
             failure = first_of(group)
         if isinstance(failure, ShipperError):
             await client.answer(f"shipper: {failure}", failure.exit_code)
 
     async def _retry(self, client: _Client, _: bytes) -> None:
-        """Probe now, and tell what came of it, if that is known soon."""
+        """Probe now, and tell what came of it, if that is known soon, and what it does not know of its settings."""
+        message, code = await self._retried(client)
+        await client.answer("\n".join([message, *await self._unknown_settings()]), code)
+
+    async def _retried(self, client: _Client) -> tuple[str, int]:
         pipeline, process = self._pipeline, f"process {os.getpid()}"
         pauses = pipeline.pauses
         if not pauses and not pipeline.is_failing:
-            await client.answer(f"{process} is not paused: there is nothing to retry", 0)
-            return
+            return f"{process} is not paused: there is nothing to retry", 0
         pipeline.retry()
         if not pauses:
-            await client.answer(f"{process} waited for its next attempt; it is made now", 0)
-            return
+            return f"{process} waited for its next attempt; it is made now", 0
         await client.answer(f"{process} was {_in_words(pauses)}; it tries again now")
         with anyio.move_on_after(_PROBE_LIMIT_S):
             while True:
@@ -243,12 +256,25 @@ class _Control:
                     break
                 await anyio.sleep(_LOOK_S)
         if not (pauses := pipeline.pauses):
-            await client.answer("delivery has resumed", 0)
-        elif pipeline.is_probing:
-            await client.answer("there is no answer yet; look again with: shipper status", _LEFT_TO_DO)
-        else:
-            advice = "".join(f"\n  what to do: {pause.advice}" for pause in pauses if pause.advice)
-            await client.answer(f"it is still {_in_words(pauses)}{advice}", _LEFT_TO_DO)
+            return "delivery has resumed", 0
+        if pipeline.is_probing:
+            return "there is no answer yet; look again with: shipper status", _LEFT_TO_DO
+        advice = "".join(f"\n  what to do: {pause.advice}" for pause in pauses if pause.advice)
+        return f"it is still {_in_words(pauses)}{advice}", _LEFT_TO_DO
+
+    async def _unknown_settings(self) -> list[str]:
+        """Return, in sentences, which settings are written and not in effect: a retry does not read them again."""
+        found, has_changed = self._pipeline.notices, False
+        if self._file is None:
+            return found
+        with anyio.move_on_after(_LOOK_LIMIT_S):  # a file system may hang
+            has_changed = await run_sync(self._file.has_changed, abandon_on_cancel=True)
+        if has_changed:
+            found.append(
+                f"{self._file.path} has changed since process {os.getpid()} read it. For the new settings, "
+                f"{self._pipeline.renewal.reload}"
+            )
+        return found
 
     async def _replay(self, client: _Client, content: bytes) -> None:
         """Send dead letters, and tell what became of them; a client that goes away ends that."""
@@ -313,7 +339,7 @@ class _Control:
     async def until_idle(self) -> None:
         """Wait until a client knows what came of what it asked for."""
         while True:
-            if not self._is_busy:
+            if not self._requests:
                 break
             await anyio.sleep(_LOOK_S)
 

@@ -87,7 +87,9 @@ class Observer:
             await anyio.sleep(LOOK_INTERVAL_S)
 
     def look(self, outcome: str = "") -> Live:
-        """Make a snapshot, publish it, and write the line in the log if it is due."""
+        """Make and publish a snapshot, and write the line in the log if it is due; after the end, return the last."""
+        if self._live.outcome:
+            return self._live
         live = self._live = self._stages.seen(self._snapshot(outcome))
         self._publish(live)
         now = anyio.current_time()

@@ -176,12 +176,19 @@ class Packer:
             self._look_at_answers()  # nothing is awaited from here on until the records are in the window
             if settlement.is_shut:
                 settlement.leave_rest()
-            elif batcher.is_full or batcher.is_congested or (batcher.due_at is not None and not settlement.has_room):
-                await self._flush(batches_tx)  # without it, spans could stay open for what is in the open batch
-            elif not settlement.has_room:
-                await settlement.until_room()
-            else:
+            elif batcher.is_full or batcher.is_congested:
+                await self._flush(batches_tx)
+            elif settlement.has_room:
                 return True
+            elif batcher.due_at is not None and settlement.acks.totals.pending <= batcher.events:
+                await settlement.save()
+                if not settlement.has_room:  # and nothing else can make any
+                    await self._flush(batches_tx)
+            else:
+                with anyio.CancelScope(deadline=math.inf if batcher.due_at is None else batcher.due_at) as waiting:
+                    await settlement.until_room()
+                if waiting.cancelled_caught:
+                    await self._flush(batches_tx)  # spans could stay open for what is in the open batch
         return False
 
     def _latest(self) -> str:

@@ -38,7 +38,9 @@ from shipper.pipeline.stages import CHUNK_BUFFER, Stages
 from shipper.pipeline.summary import Outcome, Summary
 from shipper.sources.replay import Replay
 from shipper.state.stuck import Place
+from shipper.status.headline import notices
 from shipper.status.live import Live, Pause
+from shipper.status.pauses import Renewal
 from shipper.system.native import ENGINE
 
 log = structlog.get_logger("pipeline")
@@ -87,6 +89,7 @@ class Pipeline:
 
     Attributes:
         gave_up: Why the run was given up; None if it was not.
+        renewal: How this process takes over changed settings.
     """
 
     def __init__(
@@ -121,10 +124,12 @@ class Pipeline:
             give_up_after_s=give_up_after_s,
             wall_time=wall_time,
         )
+        self.renewal = _renewal(can_reload=reloading is not None, is_one_shot=is_one_shot)
         self._stages = Stages(
             settings,
             self._settlement,
             give_up_after_s=give_up_after_s,
+            renewal=self.renewal,
             wall_time=wall_time,
             rng=rng,
             suspects=suspects or {},
@@ -175,6 +180,11 @@ class Pipeline:
     def pauses(self) -> list[Pause]:
         """Why delivery pauses at this moment; empty if it does not."""
         return self._observer.look().pauses
+
+    @property
+    def notices(self) -> list[str]:
+        """What came of the last reload of the settings, in sentences."""
+        return notices(self._observer.look())
 
     @property
     def is_failing(self) -> bool:
@@ -296,7 +306,7 @@ class Pipeline:
             retries=sum(last.retries.values()),
             seconds=round(anyio.current_time() - started_at, 3),
             outcome=self._outcome(),
-            message=f"{self.gave_up}. {self.gave_up.way_out}" if self.gave_up else "",
+            message=self._why_given_up(),
             engine=ENGINE,
         )
 
@@ -307,6 +317,13 @@ class Pipeline:
             return "aborted"
         is_all = self._source.is_exhausted and not self._settlement.has_left_chunks
         return "finished" if is_all else "drained"
+
+    def _why_given_up(self) -> str:
+        """Return why the run was given up, and what to do; empty if it was not."""
+        if self.gave_up is None:
+            return ""
+        advice = self._stages.advice(self.gave_up.reason)
+        return ". ".join([str(self.gave_up), *([f"What to do: {advice}"] if advice else []), self.gave_up.way_out])
 
     async def _read(self, chunks_tx: MemoryObjectSendStream[Chunk]) -> None:
         with chunks_tx, self._reading:
@@ -436,6 +453,12 @@ class Pipeline:
         log.info("settings_reloaded", changed=reload.changed)
         if reload.waiting:
             log.warning("restart_needed", keys=reload.waiting, message="these take effect at the next start")
+
+
+def _renewal(*, can_reload: bool, is_one_shot: bool) -> Renewal:
+    if is_one_shot:
+        return Renewal("run the same command again", "run the same command again")
+    return Renewal(f"reload it: kill -HUP {os.getpid()}" if can_reload else "restart it", "restart it")
 
 
 def _working_directory() -> str:

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from shipper.config.settings import RecordsSettings, Settings
 
+# The commands about the report read its section themselves.
+_SECTIONS: Final = [name for name in Settings.__struct_fields__ if name != "report"]
 # By section; the rest takes effect at the next start.
 _CHANGEABLE: Final = {
     "input": ("include", "exclude"),
@@ -76,7 +78,7 @@ def reloaded(old: Settings, new: Settings) -> Reload:
 
 def _differing(one: Any, other: Any) -> Iterator[str]:
     """Name the keys that differ; a section as a whole if only one of the two has it."""
-    for section in Settings.__struct_fields__:
+    for section in _SECTIONS:
         before, after = getattr(one, section), getattr(other, section)
         if before is None or after is None:
             if before is not after:

@@ -23,7 +23,18 @@ from shipper.config.settings import StateSettings
 from shipper.delivery.parts import SentEvent, event_in, sent_event, sent_events
 from shipper.model.errors import DeliveryGaveUpError, HeldBackError, StateError, StateUnwritableError
 from shipper.model.framing import CsvRows
-from shipper.model.records import Batch, Checkpoint, LedgerKey, Refusal, Rejection, Settled, Span, Stream, Totals
+from shipper.model.records import (
+    Batch,
+    Checkpoint,
+    LedgerKey,
+    Refusal,
+    Rejection,
+    ReplayStream,
+    Settled,
+    Span,
+    Stream,
+    Totals,
+)
 from shipper.pipeline.acks import Acks, weight
 from shipper.state.store import Saved
 
@@ -156,7 +167,13 @@ class Settlement:
         return self.full_since is not None and self.stopping.is_set()
 
     def open(self, span: Span, now: float) -> None:
-        """Add a span; saves early where much is done, so that a crash repeats little and little is held."""
+        """
+        Add a span, and log the records in it that a rule refused.
+
+        Saves early where much is done, so that a crash repeats little and little is held.
+        """
+        if span.rejections:
+            _log_refused(span)
         self.acks.open(span, now)
         self._ask_after_much()
 
@@ -470,6 +487,16 @@ class Settlement:
                 expired += count
         if expired:
             log.info(event, count=expired, retention_days=days)
+
+
+def _log_refused(span: Span) -> None:
+    """Log the rules that records broke here, and where these stand; never a value of a record."""
+    stream = span.stream
+    path = stream.shown_path
+    for each in span.rejections:
+        offset = each.start_offset
+        place = {"letter": stream.letter_at(offset)} if isinstance(stream, ReplayStream) else {"offset": offset}
+        log.warning("record_refused", rules=list(each.faults) or [each.rule], path=path, **place, message=each.message)
 
 
 def _ledger_key(event: SentEvent) -> LedgerKey | None:

@@ -28,7 +28,7 @@ from shipper.pipeline.settlement import Settlement
 from shipper.sources.replay import Replay
 from shipper.state.stuck import Place
 from shipper.status.live import Live, Pause, PauseBefore
-from shipper.status.pauses import ADVICE
+from shipper.status.pauses import Renewal, advice_on
 
 CHUNK_BUFFER: Final = 2
 _BATCH_BUFFER: Final = 8
@@ -38,6 +38,7 @@ class Stages:
     """
     Args:
         give_up_after_s: With no acceptance for so long the run is given up; None = never.
+        renewal: How the process takes over changed settings, for advice.
         wall_time: Seconds since the epoch.
         suspects: As for `Packer`.
     """
@@ -48,11 +49,14 @@ class Stages:
         settlement: Settlement,
         *,
         give_up_after_s: float | None,
+        renewal: Renewal,
         wall_time: Callable[[], float],
         rng: Random,
         suspects: Mapping[str, Sequence[Place]],
     ) -> None:
         self._settings = settings
+        self._intake = require_endpoint(settings, "intake")
+        self._renewal = renewal
         self._wall_time = wall_time
         self._rng = rng
         self._gate = Gate(settings.delivery, give_up_after_s=give_up_after_s, rng=rng)
@@ -93,7 +97,7 @@ class Stages:
         Raises:
             ConfigError: A secret, certificate or key cannot be used.
         """
-        endpoint, delivery = require_endpoint(self._settings, "intake"), self._settings.delivery
+        endpoint, delivery = self._intake, self._settings.delivery
         ssl_context = make_ssl_context(endpoint, "intake")
         self._shared = Shared(
             gate=self._gate,
@@ -198,6 +202,7 @@ class Stages:
         endpoint = require_endpoint(settings, "intake")
         credentials = self._credentials(settings, make_ssl_context(endpoint, "intake"))
         await credentials.authorize()
+        self._intake = endpoint
         self._shared.credentials = credentials
         self._renewing.cancel()
         self._gate.reconfigure(settings.delivery)
@@ -233,6 +238,10 @@ class Stages:
             last_pause=self._last_pause,
         )
 
+    def advice(self, reason: str) -> str:
+        """Return what to do about a pause; empty if nothing is known."""
+        return advice_on(reason, self._intake, self._renewal)
+
     def _pauses(self, wall_now: float) -> list[Pause]:
         gate = self._gate
         if not gate.reason:
@@ -242,7 +251,7 @@ class Stages:
             Pause(
                 gate.reason,
                 gate.what,
-                ADVICE.get(gate.reason, ""),
+                self.advice(gate.reason),
                 round(wall_now - (now - gate.shut_at), 3),
                 wall_now + gate.wait_s,
                 None if gate.gives_up_at == math.inf else round(wall_now + (gate.gives_up_at - now), 3),

@@ -27,6 +27,7 @@ from shipper.delivery.answer import Answer
 from shipper.delivery.credentials import NoTokenError, credentials_of
 from shipper.delivery.endpoint import Endpoint, NoAnswerError, make_ssl_context
 from shipper.delivery.gate import FAIL_FAST_S, Gate, Passage
+from shipper.delivery.quoting import quotation
 from shipper.delivery.verdicts import Action, Verdict, judge, without_answer
 from shipper.model import wire
 from shipper.model.errors import NoServiceError, ReportError
@@ -269,7 +270,7 @@ class ReportClient:
             return verdict, b"", False
         except NoAnswerError as error:
             return without_answer(error.cause, str(error), is_tls=error.is_tls), b"", error.is_stale
-        verdict = _verdict(answer, self._wall_time())
+        verdict = _verdict(answer, self._wall_time(), partial(quotation, authorization=authorization))
         return verdict, answer.body, self._credentials.learn(verdict.action, authorization)
 
 
@@ -305,13 +306,13 @@ def _refusal(verdict: Verdict) -> ReportError:
     return ReportError(verdict.message)
 
 
-def _verdict(answer: Answer, wall_time: float) -> Verdict:
+def _verdict(answer: Answer, wall_time: float, quote: Callable[[str], str]) -> Verdict:
     """Return the verdict on an answer; one that claims success counts as a report until it is read."""
     if len(answer.body) > _MAX_REPORT_BYTES:
         return Verdict(Action.PAUSE, "too_large", f"the report is larger than {_MAX_REPORT_BYTES >> 20} MiB")
     if answer.status == 200 and answer.content_type != "text/html":
         return Verdict(Action.ACCEPT, status=200)
-    verdict = judge(answer, events=None, section="report", wall_time=wall_time)
+    verdict = judge(answer, events=None, section="report", wall_time=wall_time, quote=quote)
     if verdict.action is Action.ACCEPT:
         return Verdict(Action.PAUSE, "unexpected_answer", f"the service answered {answer.status} instead of a report")
     return verdict

@@ -6,14 +6,13 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from functools import cache, lru_cache
 from typing import Final
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from shipper.config.zones import OFFSETS, time_zone, zone_of_offset
 from shipper.model.errors import ConfigError
 
 _HOUR: Final = timedelta(hours=1)
 _HOURS_OF_DAY: Final = 24
 _KEPT: Final = 65_536  # hours of seven years
-OFFSETS: Final = range(-12, 15)  # hours ahead of UTC that are in use somewhere
 # One of each way in which clocks change for the summer; zones that change alike have the same days.
 _CHANGING: Final = (
     *("Europe/London", "Europe/Malta", "Europe/Athens", "America/New_York", "America/Chicago", "America/Denver"),
@@ -103,12 +102,9 @@ def days_of_zone(name: str) -> Days:
     Read the name of a time zone.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is none; says which may be meant.
     """
-    try:
-        return Days(ZoneInfo(name), name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ConfigError(f"{name!r} is not a known time zone, such as Europe/Malta", source="--timezone") from None
+    return Days(time_zone(name, source="--timezone"), name)
 
 
 @cache
@@ -126,11 +122,6 @@ def clocks(first: date, last: date) -> list[Days]:
             changing.append(days_of_zone(name))
     hours = (last - first).days * _HOURS_OF_DAY
     return [*fixed, *(days for days in changing if days.start_of(last) - days.start_of(first) != hours)]
-
-
-def zone_of_offset(hours: int) -> str:
-    """Name the zone that `--timezone` takes for an offset; in those names the sign is the other way round."""
-    return f"Etc/GMT{-hours:+}" if hours else "UTC"
 
 
 def _in_words(offset: timedelta) -> str:

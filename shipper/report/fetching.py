@@ -17,6 +17,7 @@ import anyio
 
 from shipper.model import wire
 from shipper.model.errors import NoServiceError, ReportError
+from shipper.model.units import several
 from shipper.report.document import FetchedReport
 from shipper.report.ranges import DateRange, Split, split_range
 from shipper.report.wording import period
@@ -133,7 +134,8 @@ class Coverage(NamedTuple):
             return ""
         asked = Counter(part.account for part in self.asked)[account]
         days = ", ".join(map(_days, missing))
-        return f"{asked - len(missing):,} of {asked:,} periods; {days} {'is' if len(missing) == 1 else 'are'} missing"
+        are = "is" if len(missing) == 1 else "are"
+        return f"{asked - len(missing):,} of {several(asked, 'period')}; {days} {are} missing"
 
     def lines(self) -> list[str]:
         """Return what is missing, one line for each account that lacks something."""

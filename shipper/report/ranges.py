@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections.abc import Iterable
 from datetime import date, datetime, timedelta
 from typing import Final, Literal, NamedTuple, assert_never
 
@@ -83,6 +84,17 @@ def split_range(start: date, end: date, split: Split = "month") -> list[DateRang
         if last == end:  # asked before the next day is made: there is none behind the greatest date
             return parts
         start = last + timedelta(days=1)
+
+
+def joined(days: Iterable[DateRange]) -> list[DateRange]:
+    """Join ranges that follow one another without a gap; they ascend."""
+    found: list[DateRange] = []
+    for each in days:
+        if found and each.start - found[-1].end == timedelta(days=1):
+            found[-1] = DateRange(found[-1].start, each.end)
+        else:
+            found.append(each)
+    return found
 
 
 def _last_day(start: date, end: date, split: Split) -> date:

@@ -9,13 +9,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
-from itertools import dropwhile
+from heapq import nsmallest
+from itertools import dropwhile, islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from shipper.model.records import shown
+from shipper.model.units import several
 from shipper.system.permissions import obstacle
 from shipper.system.work import Piece, Stage, at_work, step
+
+_OTHERS_MAX: Final = 10_000
+_OTHERS_NAMED: Final = 2
 
 Aside = Callable[[Stage, str, int], str]  # for an input and an offset: why it stands aside, empty if it does not
 
@@ -91,6 +96,7 @@ class Patterns:
         self._exclude = tuple(absolute(pattern, folder) for pattern in exclude)
         self._own_directory = own_directory
         self.matches: dict[str, int] = {}
+        self._left_out: set[str] = set()  # patterns of which something was
 
     def replaced(self, include: Iterable[str], exclude: Sequence[str]) -> Patterns:
         """Make other patterns for the same state directory."""
@@ -99,8 +105,9 @@ class Patterns:
     def find(self) -> Iterator[Found]:
         """Look at the files that are there now, each name once."""
         own = _Own(self._own_directory)
-        seen = {path: False for pattern in self._exclude for path in expanded(pattern)}
-        matches = dict.fromkeys(self.include, 0)
+        excluded = {path for pattern in self._exclude for path in expanded(pattern)}
+        seen = dict.fromkeys(excluded, False)
+        matches, left_out = dict.fromkeys(self.include, 0), set[str]()
         for pattern in self.include:
             with at_work(Piece("find", pattern, pattern)) as piece:
                 for path in names(pattern):
@@ -110,13 +117,17 @@ class Patterns:
                         seen[path] = found is not None and not own.has(found)
                         if found is not None and seen[path]:
                             yield found
+                        elif found is not None:
+                            left_out.add(pattern)
                     matches[pattern] += seen[path]
-        self.matches = matches
+                    if path in excluded:
+                        left_out.add(pattern)
+        self.matches, self._left_out = matches, left_out
 
     def unmatched(self) -> dict[str, str]:
         """Return patterns without a match, or that were skipped, each with a message."""
-        nothing = {pattern: _why_nothing(pattern) for pattern, count in self.matches.items() if not count}
-        return self._aside | nothing
+        nothing = [pattern for pattern, count in self.matches.items() if not count]
+        return self._aside | {each: _why_nothing(each, is_left_out=each in self._left_out) for each in nothing}
 
     def naming(self, path: str) -> str | None:
         """Return the pattern that names a path, whether a file is there or not."""
@@ -160,7 +171,7 @@ def _found(path: str, pattern: str) -> Found | None:
     return None if stat.S_ISDIR(status.st_mode) else Found(path, (status.st_dev, status.st_ino), status, pattern)
 
 
-def _why_nothing(pattern: str) -> str:
+def _why_nothing(pattern: str, *, is_left_out: bool) -> str:
     words = f"no file matches {shown(pattern) or repr(pattern)}"
     with suppress(OSError, ValueError):
         folder = fixed_folder(pattern)
@@ -170,7 +181,32 @@ def _why_nothing(pattern: str) -> str:
             return f"{words}: {shown(why)}"
         if not is_whole:
             return f"{words}: there is no folder {shown(folder)}"
+        if is_left_out:
+            return f"{words}: what would is left out, by input.exclude or as shipper's own file"
+        if os.path.dirname(pattern) == str(folder):
+            return f"{words}: {_others(folder, pattern)}"
     return words
+
+
+def _others(folder: Path, pattern: str) -> str:
+    """Return which files are beside where a pattern looks for some, and what to do."""
+    with os.scandir(folder) as entries:
+        some = [*islice(entries, _OTHERS_MAX)]
+    found = [entry.name for entry in some if entry.name[0] != "." and not entry.is_dir()]
+    if not found:
+        return f"no file is in {shown(folder)} yet"
+    wanted = os.path.basename(pattern)
+    nearest = nsmallest(_OTHERS_NAMED, found, key=lambda name: (-_alike(name, wanted), name))
+    least = "at least " if len(some) == _OTHERS_MAX else ""
+    count = least + several(len(found), "other file is", "other files are")
+    such_as = " such as" if len(found) > len(nearest) else ""
+    names = " and ".join(shown(Path(name)) for name in nearest)
+    return f"{count} in {shown(folder)},{such_as} {names}; correct the pattern, or wait until a file matches it"
+
+
+def _alike(name: str, wanted: str) -> int:
+    """Return how many characters two names begin with are the same."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(name, wanted, strict=False)))
 
 
 class _Own:

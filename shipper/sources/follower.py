@@ -516,7 +516,10 @@ class Follower:
         with suppress(OSError):
             status = path.stat()
             place, seen = (status.st_dev, status.st_ino), signature(status)
-            if place in present or self.files.at(place) or self._book.at(place) or self._others.get(place) == seen:
+            if place in present or self.files.at(place) or self._others.get(place) == seen:
+                return
+            known = self._book.at(place)
+            if known is not None and not self._book.is_lost(known):  # a lost one may have left its inode to this file
                 return
             if not self._open_stray(path, now):
                 self._others[place] = seen

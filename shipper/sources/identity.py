@@ -237,6 +237,10 @@ class StreamBook:
             return False
         return _place_of(status) == stream.place and self.has_news(stream, status)
 
+    def is_lost(self, stream: Stream) -> bool:
+        """Return whether a stream is lost and has not been found again."""
+        return stream.stream_id in self._lost
+
     def lost(self) -> list[Stream]:
         """Return the lost streams that have not been found again."""
         return list(self._lost.values())

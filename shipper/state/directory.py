@@ -65,8 +65,7 @@ def _locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
             raise StateInUseError(
-                f"{path} is in use by another shipper (process {holder}); wait for it to end, "
-                "or give this one a state.directory of its own"
+                f"{path} is in use by another shipper (process {holder}); wait for its end, or stop it"
             ) from None
         with suppress(OSError):  # on a full disk, it will be missing in a message
             os.ftruncate(lock, 0)

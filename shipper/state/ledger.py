@@ -20,7 +20,7 @@ from contextlib import closing
 from itertools import compress, repeat
 from pathlib import Path
 from sys import intern
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -71,17 +71,41 @@ def add(db: sqlite3.Connection, checkpoints: Iterable[Checkpoint], counted_as: C
     Args:
         counted_as: Names the affiliates.
     """
-    passed = list(checkpoints)
-    accepted = [tally for each in passed for tally in each.ledger]
-    repeated = [tally for each in passed for tally in each.repeated]
-    sums = None if NATIVE is None else NATIVE.add_up(accepted, repeated)
-    if sums is None:
-        sums = _Sums.of(accepted, repeated, counted_as)
-    if len(sums) >= _APPENDED_KEYS_MIN and sums.total() <= _EVENTS_PER_KEY * len(sums):
+    sums = summed(checkpoints, counted_as)
+    if is_sparse(sums):
         db.execute(_APPEND, (*sums.hours(), compressed(sums.columns())))
     elif len(sums):
         columns = msgspec.msgpack.decode(sums.columns())
         db.execute(_ADD, (msgspec.json.encode(list(zip(*columns, strict=True))).decode(),))
+
+
+class Sums(Protocol):
+    """What some checkpoints pass, added up by key."""
+
+    def __len__(self) -> int: ...
+
+    def total(self) -> int:
+        """Return how many events."""
+
+    def hours(self) -> tuple[str, str]:
+        """Return the first and the last one."""
+
+    def columns(self) -> bytes:
+        """Return `Columns` in MessagePack."""
+
+
+def summed(checkpoints: Iterable[Checkpoint], counted_as: CountedAs) -> Sums:
+    """Add up what checkpoints pass."""
+    passed = list(checkpoints)
+    accepted = [tally for each in passed for tally in each.ledger]
+    repeated = [tally for each in passed for tally in each.repeated]
+    sums: Sums | None = None if NATIVE is None else NATIVE.add_up(accepted, repeated)
+    return _Sums.of(accepted, repeated, counted_as) if sums is None else sums
+
+
+def is_sparse(sums: Sums) -> bool:
+    """Return whether the keys are many that hardly recur."""
+    return len(sums) >= _APPENDED_KEYS_MIN and sums.total() <= _EVENTS_PER_KEY * len(sums)
 
 
 class _Sums:
@@ -104,15 +128,12 @@ class _Sums:
         return len(self._columns[0])
 
     def total(self) -> int:
-        """Return how many events."""
         return sum(self._columns[4]) + sum(self._columns[5])
 
     def hours(self) -> tuple[str, str]:
-        """Return the first and the last one."""
         return min(self._columns[0]), max(self._columns[0])
 
     def columns(self) -> bytes:
-        """Return them in MessagePack."""
         return msgspec.msgpack.encode(self._columns)
 
 

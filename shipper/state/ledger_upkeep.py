@@ -27,7 +27,8 @@ _BETWEEN_LOOKS_S: Final = 86_400.0  # before what is past its retention goes
 Columns = Sequence[Sequence[Any]]
 """Hours, brands, affiliates, media, accepted, duplicates; one entry each per key, and each key once."""
 
-_decode: Final = msgspec.msgpack.Decoder(tuple[list[str], list[int], list[str], list[str], list[int], list[int]]).decode
+decoded: Final = msgspec.msgpack.Decoder(tuple[list[str], list[int], list[str], list[str], list[int], list[int]]).decode
+"""Reads columns in MessagePack."""
 
 
 def packed(columns: Columns) -> bytes:
@@ -50,7 +51,7 @@ def unpacked(data: bytes) -> Columns:
         sqlite3.DatabaseError: It is damaged.
     """
     try:
-        columns = _decode(zlib.decompress(data))
+        columns = decoded(zlib.decompress(data))
     except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise sqlite3.DatabaseError(f"a part of its ledger is damaged: {error}") from None
     if len({len(column) for column in columns}) != 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -193,6 +194,25 @@ class Letters:
 def whole_number(digits: str) -> re.Pattern[bytes]:
     """Make a pattern that finds a number, but not as a part of a longer one."""
     return re.compile(rb"(?<!\d)0*%b(?!\d)" % digits.encode())
+
+
+def kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
+    """Read how many dead letters there are, without counting them; the most frequent rule first."""
+    return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))
+
+
+def letters_kept(directory: Path) -> int:
+    """
+    Read how many dead letters there are in a state directory; without its lock, as `open_letters`.
+
+    Raises:
+        StateError: As for `Store`.
+    """
+    db = open_for_reading(directory)
+    if db is None:
+        return 0
+    with closing(db), understood(directory / "state.db"):
+        return sum(kept_by_rule(db).values())
 
 
 def open_letters(directory: Path) -> Letters | None:

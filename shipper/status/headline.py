@@ -151,7 +151,8 @@ def _absent(seen: Snapshot) -> Headline:
 
 
 def _stopped(seen: Snapshot, live: Live) -> Headline:
-    letters = f", with {several(live.dead_lettered, 'dead letter')}" if live.dead_lettered else ""
+    own = min(live.dead_lettered, seen.kept) if seen.state else live.dead_lettered  # others were replayed or purged
+    letters = f", with {several(own, 'dead letter')}" if own else ""
     if not letters and seen.kept:
         letters = f"; {several(seen.kept, 'dead letter')} kept"
     state: Literal["good", "warn", "off", "bad"] = "warn" if letters or seen.troubles else "good"

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from shipper.model.records import DeliveryClass, shown
 from shipper.state.accepted_ids import Window, window_of
-from shipper.state.letters import EVERYTHING, Letters
+from shipper.state.letters import EVERYTHING, Letters, kept_by_rule
 from shipper.state.schema import open_for_reading
 from shipper.state.sqlite import understood
 from shipper.state.streams import read_started_patterns
@@ -141,6 +141,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
     Attributes:
         at: That moment, seconds since the epoch.
+        purged: Of `dead_lettered`, how many were deleted, by `dead-letters purge` or for their age.
         streams: The one with most lag first.
         dead_letters: How many are kept, by rule.
         letters_without_record: Of those that are kept, how many tell but where their record stands in its input.
@@ -153,6 +154,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     accepted: int = 0
     dead_lettered: int = 0
     duplicates: int = 0
+    purged: int = 0
     streams: list[StreamState] = []
     spool: SpoolState = SpoolState()
     dead_letters: dict[str, int] = {}
@@ -219,7 +221,7 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
     with closing(db), understood(directory / "state.db"):
         db.execute("BEGIN")  # so that all of it is of one moment
         totals = db.execute(
-            "SELECT read, accepted, dead_lettered, duplicates, dead_letter_bytes, unreachable_bytes FROM totals"
+            "SELECT read, accepted, dead_lettered, duplicates, purged, dead_letter_bytes, unreachable_bytes FROM totals"
         ).fetchone()
         return Overview(
             at=at,
@@ -227,11 +229,12 @@ def look_at(directory: Path, at: float = 0.0, present: Iterable[Present] = ()) -
             accepted=totals[1],
             dead_lettered=totals[2],
             duplicates=totals[3],
-            dead_letter_bytes=totals[4],
-            unreachable_bytes=totals[5],
+            purged=totals[4],
+            dead_letter_bytes=totals[5],
+            unreachable_bytes=totals[6],
             streams=_stream_states(db, at, present),
             spool=_spool_state(db, directory / "spool", at),
-            dead_letters=_kept_by_rule(db),
+            dead_letters=kept_by_rule(db),
             letters_without_record=db.execute("SELECT count(*) FROM dead_letters WHERE length(raw) = 0").fetchone()[0],
             newest_dead_letters=_newest_letters(db, directory / "state.db"),
             dedupe_window=window_of(db),
@@ -353,10 +356,6 @@ def _spool_state(db: sqlite3.Connection, spool: Path, at: float) -> SpoolState:
 
 
 # Dead letters -----------------------------------------------------------------------------------------------------
-
-
-def _kept_by_rule(db: sqlite3.Connection) -> dict[str, int]:
-    return dict(db.execute("SELECT rule, kept FROM letter_counts WHERE kept > 0 ORDER BY kept DESC, rule"))
 
 
 def _newest_by_stream(db: sqlite3.Connection) -> dict[int, NewestLetter]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
-from shipper.model.units import size
+import anyio
+from anyio.to_thread import run_sync
+
+from shipper.model.errors import StateError
+from shipper.model.units import several, size
 from shipper.status.live import Live, Phase
 
 _WORDS_INTERVAL_S: Final = 10.0
@@ -20,16 +25,32 @@ class Notifier:
     Args:
         environ: `NOTIFY_SOCKET`, and `WATCHDOG_USEC` if it wants signs of life.
         now: The monotonic clock, seconds.
+        count_letters: Counts the dead letters that are kept; blocks, and raises StateError. None = it cannot be known.
     Source:
         sd_notify(3).
     """
 
-    def __init__(self, environ: Mapping[str, str], *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        *,
+        now: Callable[[], float],
+        count_letters: Callable[[], int] | None = None,
+    ) -> None:
         self._address = environ.get("NOTIFY_SOCKET", "")
         self._is_watched = "WATCHDOG_USEC" in environ
         self._now = now
+        self._count_letters = count_letters
+        self._letters: int | None = None
         self._state = ""
         self._words_at = 0.0
+
+    async def keep_counted(self) -> None:
+        """Count the dead letters again and again, if anybody reads the number, until this is cancelled."""
+        while self._address and self._count_letters is not None:
+            with suppress(StateError):
+                self._letters = await run_sync(self._count_letters, abandon_on_cancel=True)
+            await anyio.sleep(_WORDS_INTERVAL_S)
 
     def note(self, live: Live, *, stuck: str = "") -> None:
         """
@@ -47,7 +68,7 @@ class Notifier:
             lines.append(state)
         if is_new or self._now() >= self._words_at + _WORDS_INTERVAL_S:
             self._words_at = self._now()
-            lines.append(f"STATUS={_words(live, stuck)}")
+            lines.append(f"STATUS={_words(live, stuck, self._letters)}")
         self._send(lines)
 
     def note_reload(self) -> None:
@@ -70,10 +91,12 @@ class Notifier:
             pass
 
 
-def _words(live: Live, stuck: str) -> str:
+def _words(live: Live, stuck: str, letters: int | None) -> str:
     from shipper.status.headline import headline_of  # loads much, and most processes have no socket to speak to
     from shipper.status.snapshot import Snapshot
 
     headline = headline_of(Snapshot(at=live.at, process_id=live.process_id, live=live, stuck=stuck))
-    counts = f"{live.accepted:,} accepted, {live.dead_lettered:,} dead-lettered, {size(live.lag_bytes)} behind."
+    # The process counts a letter that is replayed once more, as another record that it has read.
+    refused = f"{live.dead_lettered:,} dead-lettered" if letters is None else f"{several(letters, 'dead letter')} kept"
+    counts = f"{live.accepted:,} accepted, {refused}, {size(live.lag_bytes)} behind."
     return " ".join(filter(None, [f"{headline.text(live.at)}.", headline.sub, counts])).replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole."""
+"""Files that are replaced as a whole, and how to notice it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+
+def identity_of(path: str | os.PathLike[str]) -> tuple[int, ...] | None:
+    """Return what changes when a file changes; symbolic links are followed. None = it cannot be accessed."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_mtime_ns, status.st_dev, status.st_ino, status.st_size
 
 
 def replace_file(path: Path, data: bytes) -> None:

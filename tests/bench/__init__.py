@@ -18,6 +18,7 @@ These take records of an operator, and run with the native part, if it is instal
     backfill-gz      the same of one gzip file
     backfill-zst     the same of one zstd file
     backfill-…       the same to a server that is slow, faulty, picky or speaks TLS, and on all cores
+    kafka            `backfill kafka://TOPIC` of the same records, in a topic of four partitions; needs `make kafka`
     validate         the command `shipper validate FILE`
     naive            the script that a competent person writes in forty lines, see `naive.py`
     sandbox…         how fast the sandbox takes batches, see `sandbox_row.py`

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from shipper.system.native import NATIVE
 
 from . import rows, table
-from .measure import Measurement, Pinning, RowError, find_pinning, run_row, running_server
+from .measure import Measurement, Pinning, RowError, find_pinning, run_row, running_broker, running_server
 from .peers import PEERS
 
 
@@ -48,27 +51,36 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[Measurement]], dict[str, str]]:
-    """
-    Run the rounds; a row that failed is not run again.
+class Found(NamedTuple):
+    """The measurements of the rows that ran, and the reasons for those that failed or were skipped."""
 
-    Returns:
-        The measurements of the rows that ran, and the reason for each one that failed.
-    """
+    runs: dict[str, list[Measurement]]
+    failed: dict[str, str]
+    skipped: dict[str, str]
+
+
+def measure(args: argparse.Namespace, pinning: Pinning) -> Found:
+    """Run the rounds; a row that failed is not run again."""
     runs: dict[str, list[Measurement]] = {}
     failed: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     samples = {profile: rows.sample_file(args.events, profile) for profile in {row.profile for row in args.rows}}
-    with running_server(pinning.server, args.latency_ms) as server:
+    topics = {samples[row.profile] for row in args.rows if row.name == "kafka"}
+    with running_server(pinning.server, args.latency_ms) as server, ExitStack() as stack:
+        broker = ""
+        if topics:
+            broker, why = stack.enter_context(running_broker(pinning.server, topics))
+            skipped = {str(row): why for row in args.rows if why and row.name == "kafka"}
         for number in range(1, args.rounds + 1):
             for row in args.rows:
                 label = str(row)
-                if label in failed:
+                if label in failed or label in skipped:
                     continue
                 print(f"round {number} of {args.rounds}: {label}", file=sys.stderr, flush=True)
                 try:
                     with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
                         pin = () if row.name in rows.UNPINNED else pinning.row
-                        bench = rows.Bench(samples[row.profile], server.urls, args.large_events, row.profile)
+                        bench = rows.Bench(samples[row.profile], server.urls, args.large_events, row.profile, broker)
                         command = [*pin, *rows.command_of(row, bench, Path(directory))]
                         events = rows.events_of(row, args.events, args.large_events)
                         run = run_row(command, events=events, server=server, sends=row.name in rows.SENDING)
@@ -76,15 +88,16 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> tuple[dict[str, list[
                 except RowError as error:
                     failed[label] = str(error)
                     runs.pop(label, None)
-    return runs, failed
+    return Found(runs, failed, skipped)
 
 
 def main(argv: list[str]) -> int:
     """Measure, print, save. Returns the exit code."""
     args = parse(argv)
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # no row compiles its modules anew, as what is installed does not
     pinning = find_pinning()
     try:
-        runs, failed = measure(args, pinning)
+        runs, failed, skipped = measure(args, pinning)
     except RowError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
@@ -105,6 +118,8 @@ def main(argv: list[str]) -> int:
     print()
     for line in table.targets(runs):
         print(line)
+    for name, reason in skipped.items():
+        print(f"skipped       {name}: {reason}")
     for name, reason in failed.items():
         print(f"FAILED        {name}: {reason}")
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 ROW_LIMIT_SECONDS = 900
 MANNERS = ("plain", "slow", "faulty", "picky", "tls")  # in which the server answers, each on a port of its own
 CA_FILE = ROOT / ".bench" / "ca.pem"  # of the server that speaks TLS
+DEAD_LETTERS, LEDGER = "dead-letters", "ledger"  # topics of all groups
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes per unit of ru_maxrss
 
 
@@ -130,6 +131,27 @@ def running_server(pin: Sequence[str], latency_ms: float) -> Iterator[Server]:
             yield Server(dict(zip(MANNERS, map(int, ports), strict=True)))
         finally:
             process.terminate()
+
+
+@contextmanager
+def running_broker(pin: Sequence[str], samples: Iterable[Path]) -> Iterator[tuple[str, str]]:
+    """
+    Start a broker that has samples as topics; end it on the way out.
+
+    Returns:
+        Its address, and why there is none.
+    """
+    with tempfile.TemporaryDirectory(prefix="shipper-bench-") as directory:
+        command = [*pin, sys.executable, "-m", "tests.bench.topics", directory, *map(str, samples)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            line = process.stdout.readline().strip()
+            try:
+                yield ("", line or "the broker did not start") if " " in line or not line else (line, "")
+            finally:
+                process.stdin.close()
 
 
 def run_row(command: Sequence[str], *, events: int, server: Server, sends: bool) -> Measurement:

@@ -15,7 +15,7 @@ from shipper.sandbox.profiles import BLOCK, DUPLICATES, INVALID
 from shipper.sandbox.samples import SampleProfile
 from shipper.system.native import NATIVE
 
-from .measure import CA_FILE, ROOT, RowError, clean_environment, lines_of
+from .measure import CA_FILE, DEAD_LETTERS, LEDGER, ROOT, RowError, clean_environment, lines_of
 from .peers import PEERS
 from .variants import MAPPING, POISON_ONE_IN, archive, csv_header, csv_row, many_files, poisoner, sloppy, variant
 
@@ -27,7 +27,7 @@ BACKFILLS: Final = (
     *("backfill-slow", "backfill-faulty", "backfill-picky"),
     *("backfill-tls", "backfill-cores"),
 )
-SHIPPING: Final = (*BACKFILLS, "pipe")
+SHIPPING: Final = (*BACKFILLS, "pipe", "kafka")
 SENDING: Final = ("floor", *SHIPPING, "naive", *PEERS)  # to the server beside them
 SANDBOXES: Final = {"sandbox": "", "sandbox-file": "--store", "sandbox-blackhole": "--blackhole"}
 
@@ -112,6 +112,7 @@ class Bench:
     urls: Mapping[str, str]  # of the server, by the manner of its answers
     large_events: int = 0  # in the file of `backfill-rss`
     profile: SampleProfile = SampleProfile.OPERATOR  # of both
+    broker: str = ""  # has the sample as a topic
 
 
 def events_of(row: Row, events: int, large_events: int) -> int:
@@ -168,6 +169,8 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
         return [sys.executable, "-m", "tests.bench.validate_row", sample]
     url = bench.urls.get(name.removeprefix("backfill-"), bench.urls["plain"])
     config = str(write_config(url, directory, MAPPING if name == "backfill-csv" else ""))
+    if name == "kafka":
+        return _of_group(bench, config, directory)
     if name in BACKFILLS:
         line = [str(SHIPPER), "backfill", "--config", config, "--summary", "json", str(_input_of(name, bench))]
         if name == "backfill-tls":
@@ -177,6 +180,16 @@ def command(name: str, bench: Bench, directory: Path) -> list[str]:
     # The shell waits for both, so that the CPU time of `cat` is in the account too.
     script = 'cat "$1" | "$2" pipe --config "$3" --summary json'
     return ["/bin/sh", "-c", script, "sh", sample, str(SHIPPER), config]
+
+
+def _of_group(bench: Bench, config: str, directory: Path) -> list[str]:
+    topic = bench.sample.stem
+    with Path(config).open("a") as file:
+        file.write(
+            f'\n[input.kafka]\nbrokers = ["{bench.broker}"]\ntopics = ["{topic}"]\ngroup_id = "{directory.name}"\n'
+            f'security = "plaintext"\ndead_letter_topic = "{DEAD_LETTERS}"\nledger_topic = "{LEDGER}"\n'
+        )
+    return [str(SHIPPER), "backfill", "--config", config, "--summary", "json", f"kafka://{topic}"]
 
 
 def _input_of(name: str, bench: Bench) -> Path:

@@ -29,6 +29,7 @@ TARGETS: Final = (  # row, held against the fastest of (none: events/s), at leas
     ("backfill@dirty", FLUENT_BIT, 1.3),
     ("codec", (), 2_500_000.0),
     ("pipe", ("backfill",), 0.8),
+    ("kafka", ("backfill",), 0.6),
     ("backfill-tls", ("backfill",), 0.6),
     ("backfill-cores", ("backfill",), 1.3),
     ("backfill-sloppy", ("backfill:pure",), 0.4),

@@ -46,9 +46,10 @@ def told(running: Running | Result, event: str, path: Path | None = None) -> lis
 
 
 def warnings_of(running: Running | Result, path: Path) -> list[dict[str, Any]]:
-    """What the log has to complain of about a path."""
+    """What the log has to complain of about a path, but for records in it that a rule refuses."""
     lines = (json.loads(line) for line in running.stderr.splitlines() if line.startswith('{"') and line.endswith("}"))
-    return [line for line in lines if line["level"] in {"warning", "error"} and line.get("path") == str(path)]
+    of_path = [line for line in lines if line["level"] in {"warning", "error"} and line.get("path") == str(path)]
+    return [line for line in of_path if line["event"] != "record_refused"]
 
 
 def compress(path: Path, suffix: str, to: Path | None = None) -> Path:
@@ -155,7 +156,7 @@ class Tail:
     def ids(self, wanted: int | Iterable[int]) -> list[str]:
         return [self.sample.ids[n] for n in (range(wanted) if isinstance(wanted, int) else wanted)]
 
-    def wait(self, wanted: int | Iterable[int], *, limit_s: float = 15) -> None:
+    def wait(self, wanted: int | Iterable[int], *, limit_s: float = 60) -> None:
         """Wait until these lines have arrived; a number = the first ones of the sample."""
         ids = set(self.ids(wanted))
         self.running.wait_until(

@@ -1,8 +1,9 @@
-"""A shipper that runs and is looked after: its configuration is written anew, its admin address asked."""
+"""A shipper that runs and is looked after: its configuration is written anew, its admin address asked, systemd told."""
 
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,26 @@ class Admin:
             for family in text_string_to_metric_families(self.get("/metrics").text)
             for sample in family.samples
         }
+
+
+class Manager:
+    """What systemd is to a service that it watches."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self.env = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "60000000"}
+
+    def hear(self, limit_s: float) -> list[str]:
+        """Return the lines that come until there is silence for so long, but not those of more than ten seconds."""
+        self._socket.settimeout(limit_s)
+        lines: list[str] = []
+        for _ in range(10):
+            try:
+                lines += self._socket.recv(4096).decode().splitlines()
+            except TimeoutError:
+                break
+        return lines
+
+    def close(self) -> None:
+        self._socket.close()

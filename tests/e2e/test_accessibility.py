@@ -33,8 +33,7 @@ def server() -> Iterator[StatusServer]:
         yield server
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light")])
 @pytest.mark.parametrize("scene", SCENES)
 def test_status_page(browser: Browser, server: StatusServer, scene: str, width: int, scheme: str):
     server.document, server.history = SCENES[scene]

@@ -125,7 +125,7 @@ def test_a_line_over_the_limit_costs_no_memory_and_no_neighbour(
             out.write(line + b"x" * length + b"\n")
         out.write(sample.lines[len(lengths)])
     good = len(lengths) + 1
-    result = shipper.backfill(file, limit_s=20, fresh=True)
+    result = shipper.backfill(file, fresh=True)
     assert (result.returncode, result.counts()) == (3, (good + len(lengths), good, len(lengths), 0, 0))
     service.assert_holds_exactly(sample.ids[:good])
     state = shipper.read_state()
@@ -143,7 +143,7 @@ def test_more_settled_stretches_than_may_be_open_do_not_stop_it(shipper: Shipper
     file = shipper.folder / "bad.ndjson"
     file.write_bytes(b"{}\n" * 4300 + sample.lines[0])
     settings = {"batch.max_events": 1, "state.commit_interval_seconds": 0.2, "records.mistake_limit": 0}
-    result = shipper.backfill(file, settings=settings, limit_s=20)
+    result = shipper.backfill(file, settings=settings)
     assert (result.returncode, result.counts()) == (3, (4301, 1, 4300, 0, 0))
     service.assert_holds_exactly(sample.ids[:1])
 

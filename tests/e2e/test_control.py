@@ -21,7 +21,8 @@ from shipper.system.control import REQUEST_BYTES, connected
 from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Result, Running, Service, Shipper, changed, wait_until
 from tests.e2e.fake_service import HANG, FakeService, Reply
-from tests.e2e.operated import Admin, Start
+from tests.e2e.files import told
+from tests.e2e.operated import Admin, Manager, Start
 from tests.e2e.test_crash_points import SAVES
 from tests.e2e.test_follow import append, wait_for_events
 from tests.e2e.test_replay_and_purge import REFUSE_ALL, bytes_on_disk, letters, refuse
@@ -115,6 +116,53 @@ def test_a_retry_looks_again_at_input_that_is_held_back(
     assert running.stop().returncode == 0
 
 
+def test_a_retry_says_that_the_settings_have_changed_since_and_how_to_have_them_read(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    """A literal token that is refused, in a file that is corrected, and not read before it is asked for."""
+    append(folder / "a.ndjson", sample.lines[:10])
+    right, base = service.target.token, shipper.config.read_text()
+    written = [base.replace('{ env = "INTAKE_TOKEN" }', f'"{token}"') for token in ("wrong", right)]
+    shipper.config.write_text(written[0])
+    running = Start(shipper, folder)(settings=LONG)
+    reload = f"reload it: kill -HUP {running.pid}"
+    running.wait_for("delivery_paused")
+    before = retry(shipper)
+    assert f"write a valid token as intake.token into {shipper.config}, then {reload}" in before.stderr
+    assert "has changed" not in before.stderr
+    shipper.config.write_text(shipper.config.read_text().replace('"wrong"', f'"{right}"').replace("a.ndj", "*.ndj"))
+    changed_since = retry(shipper)
+    assert changed_since.returncode == 4
+    told = f"{shipper.config} has changed since process {running.pid} read it. For the new settings, {reload}"
+    assert told in changed_since.stderr
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_for("delivery_resumed")
+    wait_for_events(running, service, sample.ids[:10])
+    assert "has changed" not in retry(shipper).stderr
+    shipper.config.write_text(base.replace("INTAKE_TOKEN", "NOT_SET"))
+    running.process.send_signal(signal.SIGHUP)
+    running.wait_for("reload_refused")
+    assert "could not be read again" in retry(shipper).stderr
+    assert running.stop().returncode == 0
+
+
+def test_a_backfill_cannot_reload_and_is_to_be_run_again(
+    shipper: Shipper, fake: FakeService, file: Path, sample: Sample
+):
+    shipper.target = fake.target
+    fake.default = Reply(401)
+    running = shipper.start("backfill", file, settings={**LONG, "delivery.fail_fast": False}, check=False)
+    running.wait_for("delivery_paused")
+    shipper.config.write_text(f"{shipper.config.read_text()}[log]\n")
+    result = retry(shipper)
+    assert "variable INTAKE_TOKEN, then run the same command again" in result.stderr
+    assert "read it. For the new settings, run the same command again" in result.stderr
+    fake.default = Reply()
+    resumed = retry(shipper)
+    assert (resumed.returncode, "delivery has resumed" in resumed.stderr) == (0, True), "although it ends by that"
+    assert running.finish().returncode == 0
+
+
 def test_without_a_shipper_a_retry_says_so(shipper: Shipper, service: Service):
     for _ in ("nothing is there", "a state without a process"):
         result = retry(shipper)
@@ -124,6 +172,33 @@ def test_without_a_shipper_a_retry_says_so(shipper: Shipper, service: Service):
     group = retry(shipper, settings={"input.kafka": '{brokers=["127.0.0.1:9"],topics=["a"],group_id="g"}'})
     assert group.returncode == 2
     assert "input.kafka" in group.stderr
+
+
+def test_a_second_shipper_beside_a_running_one_is_told_what_to_do_instead(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample
+):
+    """A state directory of its own would ship what the first one ships once more."""
+    append(folder / "a.ndjson", sample.lines[:10])
+    running = start()
+    wait_for_events(running, service, sample.ids[:10])
+    for arguments, words in (
+        (
+            ["backfill", folder / "a.ndjson"],
+            "matches. Put the files where that matches, or stop it first. Another state.directory is for",
+        ),
+        (
+            ["run"],
+            f"matches. For more files, extend that and reload it: kill -HUP {running.pid}; or stop it first. Another",
+        ),
+        (["pipe"], "matches. Have the producer write to a file that this matches, or give the pipe a state.directory"),
+    ):
+        result = shipper.run(*arguments, check=False)
+        assert result.returncode == 5
+        assert f"{shipper.state} is in use by another shipper (process {running.pid})" in result.stderr
+        assert words in result.stderr
+    assert f"process {running.pid} holds it; a second shipper" in shipper.run("check", check=False).stdout
+    assert running.stop().returncode == 0
+    assert service.stored == 10
 
 
 # Replay -------------------------------------------------------------------------------------------------------------
@@ -165,7 +240,9 @@ def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
         assert result.summary | {"seconds": 0} == expected.summary | {"seconds": 0}
     begun, *words = result.stderr.splitlines()
     assert begun == f"process {running.pid}, which is running, sends them"
-    words_alone = expected.stderr.replace(str(alone.state), str(shipper.state)).splitlines()
+    lines_alone = expected.stderr.replace(str(alone.state), str(shipper.state)).splitlines()
+    words_alone = [line for line in lines_alone if not line.startswith("{")]
+    assert all(len(told(each, "record_refused")) == 2 for each in (expected, running)), "who sends them has the log"
     lasted = re.compile(r"[0-9.]+ s, [0-9,]+ events/s")
     assert [lasted.sub("", line) for line in words] == [lasted.sub("", line) for line in words_alone]
     assert shipper.read_state() == alone.read_state()
@@ -174,6 +251,27 @@ def test_a_replay_beside_a_running_shipper_says_and_does_what_one_without_does(
     assert again.counts() == (2, 0, 2, 0, 0)
     assert running.stop().returncode == 0
     assert settled(shipper) == (23, 20, 3, 0)
+
+
+def test_systemd_is_told_of_the_dead_letters_that_are_kept_and_counts_none_that_was_replayed(
+    start: Start, folder: Path, shipper: Shipper, service: Service, sample: Sample, tmp_path: Path
+):
+    shipper.shortened["shipper.status.systemd._WORDS_INTERVAL_S"] = 0.05
+    manager = Manager(tmp_path / "notify")
+    running = start(settings=REFUSE_ALL, env=manager.env)
+
+    def wait_to_hear(words: str) -> None:
+        running.wait_until(lambda: any(words in line for line in manager.hear(0.1)), words)
+
+    append(folder / "a.ndjson", sample.lines[:3])
+    wait_to_hear("0 accepted, 3 dead letters kept")
+    assert letters(shipper, "replay", "--limit", "2", check=False).returncode == 0
+    wait_to_hear("2 accepted, 1 dead letter kept")
+    assert letters(shipper, "purge", "--all", "--yes", check=False).returncode == 0
+    wait_to_hear("2 accepted, 0 dead letters kept")
+    assert running.stop().returncode == 0
+    manager.close()
+    assert shipper.run("status").stdout.splitlines()[0].endswith(" is delivered")
 
 
 def test_input_goes_on_beside_a_replay_and_the_admin_address_too(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
+import pytest
+
 from tests.e2e.conftest import Sample
-from tests.e2e.driver import Service, Shipper, changed
+from tests.e2e.driver import Result, Service, Shipper, changed
+from tests.e2e.files import told
 
 
 def _broken_input(sample: Sample) -> tuple[list[bytes], dict[int, tuple[str, bytes]]]:
@@ -74,3 +78,58 @@ def test_input_that_is_nearly_all_broken_and_no_text_is_kept_as_it_came_and_move
     again = shipper.backfill(file)
     assert (again.returncode, again.counts()) == (0, (0, 0, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:1])
+
+
+# The log --------------------------------------------------------------------------------------------------------------
+
+
+def shipped(shipper: Shipper, command: str, data: bytes, letters: int) -> Result:
+    """Ship bytes by a command, to the end of the bytes."""
+    file = shipper.folder / "events.ndjson"
+    file.write_bytes(data)
+    if command == "backfill":
+        return shipper.backfill(file)
+    if command == "pipe":
+        return shipper.pipe(data)
+    running = shipper.start("run", file)
+    running.wait_until(lambda: len(shipper.read_state().dead_letters) == letters, "all letters are saved")
+    return running.stop()
+
+
+@pytest.mark.parametrize("command", ["run", "pipe", "backfill"])
+def test_a_refused_record_is_a_warning_that_has_no_value_of_it(
+    shipper: Shipper, service: Service, sample: Sample, command: str
+):
+    odd = changed(sample.lines[1], IP="198.51.100.777", ConsumerCountry="Freedonia")
+    result = shipped(shipper, command, sample.lines[0] + odd + b"broken\n" + sample.lines[2], letters=2)
+    first, second = told(result, "record_refused")
+    assert (first["level"], first["rules"], first["offset"]) == ("warning", ["country", "ip"], len(sample.lines[0]))
+    assert first["message"].startswith("ConsumerCountry must be two letters A-Z; IP must be")
+    assert (second["rules"], second["offset"]) == (["json"], len(sample.lines[0] + odd))
+    letters = shipper.read_state().dead_letters
+    assert [each["path"] for each in (first, second)] == [each.path for each in letters]
+    record = json.loads(odd)
+    assert not any(str(record[field]) in result.stderr for field in ("IP", "ConsumerCountry", "Username", "EventId"))
+    service.assert_holds_exactly([sample.ids[0], sample.ids[2]])
+
+
+def test_a_good_run_warns_of_nothing_and_many_refused_records_are_a_few_warnings(
+    shipper: Shipper, service: Service, sample: Sample
+):
+    assert "warning" not in shipped(shipper, "backfill", b"".join(sample.lines[:300]), letters=0).stderr
+    result = shipped(shipper, "pipe", b"".join(changed(line, IP="x") for line in sample.lines[300:800]), letters=500)
+    warnings = told(result, "record_refused")
+    assert len(warnings) == 10
+    (left_out,) = told(result, "lines_left_out")
+    assert left_out["record_refused"] == 500 - len(warnings)
+
+
+def test_a_letter_that_a_rule_refuses_again_is_named_by_its_number(shipper: Shipper, service: Service, sample: Sample):
+    shipped(
+        shipper, "backfill", b"".join([*sample.lines[:3], b"broken\n", changed(sample.lines[3], IP="x")]), letters=2
+    )
+    replayed = shipper.run("dead-letters", "replay")
+    assert [(each["letter"], each["rules"]) for each in told(replayed, "record_refused")] == [
+        (1, ["json"]),
+        (2, ["ip"]),
+    ]

@@ -189,7 +189,7 @@ def test_a_quiet_file_is_not_held_up_by_busy_ones(tail: Tail, shipper: Shipper, 
     running.wait_until(lambda: fake.requests, "a first request")
     tail.append(49_801, 49_802, "c.quiet")
     fake.release()
-    running.wait_until(lambda: len(fake.event_ids()) >= 49_802, "all events", limit_s=25)
+    running.wait_until(lambda: len(fake.event_ids()) >= 49_802, "all events")
     assert running.stop().returncode == 0
     arrived = {event_id: number for number, event_id in enumerate(fake.event_ids())}
     assert sorted(arrived) == sorted(tail.ids(49_802))

@@ -92,7 +92,7 @@ def test_wrong_usage_ends_with_2_and_sends_and_reads_nothing(shipper: Shipper, s
 
 def test_a_named_pipe_is_refused_without_waiting_for_a_writer(shipper: Shipper, service: Service, file: Path):
     os.mkfifo(shipper.folder / "fifo.ndjson")
-    result = shipper.backfill("fifo.ndjson", file, limit_s=10)
+    result = shipper.backfill("fifo.ndjson", file)
     assert result.returncode in {2, 4}
     assert "fifo.ndjson" in result.stderr
 

@@ -33,7 +33,7 @@ def append(path: Path, lines: list[bytes] | bytes) -> None:
         out.write(lines if isinstance(lines, bytes) else b"".join(lines))
 
 
-def wait_for_events(running: Running, service: Service, ids: list[str], *, limit_s: float = 15) -> None:
+def wait_for_events(running: Running, service: Service, ids: list[str], *, limit_s: float = 60) -> None:
     running.wait_until(lambda: service.stored >= len(ids) and service.holds(ids), f"{len(ids)} events", limit_s=limit_s)
 
 
@@ -56,10 +56,10 @@ def test_what_is_appended_arrives_and_a_clean_restart_repeats_nothing(
     running = follow()
     for start, end in ((0, 10), (10, 11), (11, 20), (20, 21)):
         append(file, sample.lines[start:end] if start else b"")
-        wait_for_events(running, service, sample.ids[:end], limit_s=10)
+        wait_for_events(running, service, sample.ids[:end])
     new = folder / "app.ndjson.new"
     append(new, sample.lines[21:30])
-    wait_for_events(running, service, sample.ids[:30], limit_s=10)
+    wait_for_events(running, service, sample.ids[:30])
     assert_clean_stop(running, service, sample.ids[:30])
 
     append(file, sample.lines[30:40])
@@ -186,7 +186,7 @@ def test_the_drain_timeout_or_a_second_sigterm_ends_a_run_and_the_next_delivers(
             running.wait_for("drain_started")
             assert not running.has_ended
             running.process.send_signal(signal.SIGTERM)
-        result = running.finish(limit_s=10)
+        result = running.finish()
         assert result.returncode == 4, timeout_s
         assert ("drain_aborted" in result.stderr) == (timeout_s == 60)
         assert shipper.read_state().read == 0, timeout_s

@@ -42,8 +42,9 @@ def copied(path: Path, generation: int) -> None:
 ROTATIONS = [numbered, dated, compressed, copied]
 
 
-@pytest.mark.parametrize("when", ["stopped", "held"])
-@pytest.mark.parametrize("rotate", ROTATIONS)
+@pytest.mark.parametrize(
+    ("rotate", "when"), [*((rotate, "stopped") for rotate in ROTATIONS), (numbered, "held"), (copied, "held")]
+)
 def test_what_is_begun_and_rotated_away_unseen_is_read_once(tail: Tail, rotate: Callable[[Path, int], None], when: str):
     """Several generations come and go between two looks, of which each has records of its own; and what comes later."""
     tail.append(0, 10)

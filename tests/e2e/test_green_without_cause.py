@@ -80,19 +80,25 @@ def test_a_pattern_that_no_file_matches_is_told_until_there_is_one(
 def test_the_words_say_why_no_file_matches(start: Start, folder: Path, shipper: Shipper):
     closed = folder / "closed"
     closed.mkdir(mode=0)
+    named = folder / "named"
+    named.mkdir()
+    for name in ("a", "events.ndjson", "events.txt", ".hidden"):
+        (named / name).touch()
     denied = "permission denied; it belongs to user 0, group 0 (mode 0000)"
     patterns = {
         f"{folder}/nowhere/deep/*.ndjson": f": there is no folder {folder}/nowhere/deep",
         f"{closed}/*.ndjson": f": {closed} cannot be read: {denied}",
         f"{closed}/below/*": f": {closed} cannot be entered: {denied}",
-        f"{folder}/*.csv": "",
+        f"{folder}/*.csv": f": no file is in {folder} yet",
+        f"{named}/events*.csv": f": 3 other files are in {named}, such as events.ndjson and events.txt; correct the ",
+        f"{named}/a": ": what would is left out, by input.exclude or as shipper's own file",
         "below/*.csv": f": there is no folder {shipper.folder}/below",
     }
-    settings = {"input.include": json.dumps(list(patterns))}
+    settings = {"input.include": json.dumps(list(patterns)), "input.exclude": f"{named}/a"}
     running = start(settings=settings, prefix=where_permissions_hold())
     admin = Admin(running)
     running.wait_until(lambda: headline(admin)[0] == "warn", "amber")
-    assert admin.metrics()["shipper_patterns_unmatched"] == 5
+    assert admin.metrics()["shipper_patterns_unmatched"] == len(patterns)
     unmatched = admin.status()["live"]["unmatched"]
     for words, (pattern, why) in zip(unmatched, patterns.items(), strict=True):
         assert words.startswith(f"no file matches {shipper.folder / pattern}{why}")

@@ -85,7 +85,7 @@ def test_a_pattern_may_go_up_round_in_circles_and_name_a_file_twice(shipper: Shi
     os.link(folder / "a.ndjson", folder / "deep" / "linked.ndjson")
     (folder / "soft.ndjson").symlink_to("deep/../a.ndjson")
     patterns = ["logs/**", "logs/deep/../*.ndjson", "logs/deep/up/deep/up/*.ndjson", "./logs/a.ndjson", folder]
-    result = shipper.backfill(*patterns, limit_s=20)
+    result = shipper.backfill(*patterns)
     assert (result.returncode, result.counts()) == (0, (20, 20, 0, 0, 0)), result.stderr
     service.assert_holds_exactly(sample.ids[:20])
 

@@ -157,10 +157,6 @@ LARGE = 64 << 20
 LARGE_REPORTS: dict[str, Reply] = {
     "200 MB": endless(b'{"x":"', b"x", 200_000_000),
     "objects": endless(b"[", b"{},", LARGE),
-    "lists": endless(b'{"brands":[', b"[],", LARGE),
-    "an error of objects": lambda connection: connection.sendall(
-        b"HTTP/1.1 400 x\r\nContent-Length: %d\r\n\r\n" % LARGE + b"[" + b"{}," * (LARGE // 3)
-    ),
     "an error of digits": lambda connection: connection.sendall(
         b"HTTP/1.1 500 x\r\nContent-Length: %d\r\n\r\n" % LARGE + b"[" + b"1," * (LARGE // 2)
     ),

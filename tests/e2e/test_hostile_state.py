@@ -91,8 +91,8 @@ def test_what_is_no_file_in_the_place_of_a_file_of_the_state_is_named_and_never_
     place.unlink(missing_ok=True)
     make(place)
     before = place.lstat()
-    result = shipper.pipe(sample.lines[30], check=False, limit_s=20)
-    looked = shipper.run("status", check=False, limit_s=20)
+    result = shipper.pipe(sample.lines[30], check=False)
+    looked = shipper.run("status", check=False)
     assert result.returncode == (2 if name == "lock" else 1), result.stderr
     assert f"{place} is a " in result.stderr
     if name != "lock":
@@ -135,7 +135,7 @@ def test_what_is_no_file_of_ours_among_the_segments_is_left_alone(
     folder.mkdir()
     os.mkfifo(fifo)
     foreign.write_bytes(sample.lines[6])
-    result = shipper.pipe(sample.lines[20], limit_s=10)
+    result = shipper.pipe(sample.lines[20])
     assert (result.returncode, result.counts()) == (0, (1, 1, 0, 0, 0)), result.stderr
     assert {link, folder, fifo, foreign} <= set(spool.iterdir())
     assert (outside.read_bytes(), foreign.read_bytes()) == (sample.lines[5], sample.lines[6])
@@ -150,15 +150,15 @@ def test_nobody_waits_for_what_stands_in_the_place_of_the_snapshot(
     place = shipper.state / "live.json"
     place.unlink()
     make(place)
-    result = shipper.run("status", limit_s=10)
+    result = shipper.run("status")
     assert result.returncode == 0
     assert "20 accepted" in result.stdout
-    assert shipper.pipe(sample.lines[30], limit_s=10).returncode == 0
+    assert shipper.pipe(sample.lines[30]).returncode == 0
 
 
 def test_status_follows_no_link_in_the_place_of_the_snapshot(shipper: Shipper, outside: Path):
     (shipper.state / "live.json").unlink()
     (shipper.state / "live.json").symlink_to(outside)
-    result = shipper.run("status", limit_s=10)
+    result = shipper.run("status")
     assert result.returncode == 0
     assert "20 accepted" in result.stdout

@@ -207,7 +207,7 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-@pytest.mark.early
+@pytest.mark.long
 def test_the_service_that_the_steps_install_ships_as_its_user(
     machine: Machine, wheel: Path, service: Service, sample: Sample, tmp_path: Path
 ):
@@ -299,6 +299,7 @@ def test_bash_completes_commands_and_options_once_completion_is_installed(tmp_pa
 # The image --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_the_steps_of_the_image_make_a_program_of_nothing_but_what_they_copy(tmp_path: Path):
     """The download is left out: what it fetches is pinned in the lock, and here already."""
     text = (CONFIG / "container/Containerfile").read_text().replace("\\\n", " ")

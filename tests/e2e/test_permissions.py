@@ -176,3 +176,26 @@ def test_a_state_that_was_there_stays_when_the_configuration_is_wrong(shipper: S
         assert result.returncode == 2
         assert directory.exists()
     assert shipper.read_state().accepted == 10
+
+
+def test_a_usual_settings_file_in_a_closed_folder_is_skipped_and_an_unreadable_one_is_named(
+    shipper: Shipper, tmp_path_factory: pytest.TempPathFactory
+):
+    def status() -> Result:
+        settings = {"state.directory": tmp_path_factory.getbasetemp() / "no-state-here"}
+        options: dict[str, Any] = {"configured": False, "settings": settings, "check": False, "fresh": True}
+        return shipper.run("status", prefix=where_permissions_hold(), **options)
+
+    file = shipper.folder / "shipper.toml"
+    file.touch(0)
+    refused = status()
+    assert refused.returncode == 2
+    assert f"{file}: cannot be read: Permission denied" in refused.stderr
+    mode = shipper.folder.stat().st_mode
+    shipper.folder.chmod(0)
+    try:
+        skipped = status()
+    finally:
+        shipper.folder.chmod(mode)
+    assert (skipped.returncode, skipped.stderr) == (0, "")
+    assert "there is no state yet" in skipped.stdout

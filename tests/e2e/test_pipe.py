@@ -115,7 +115,7 @@ def test_a_line_longer_than_a_segment_and_than_the_spool_passes(shipper: Shipper
     running.stdin.flush()
     running.stdin.write(sample.lines[0][200:] + b"".join(sample.lines[1:5]))
     running.stdin.close()
-    result = running.finish(limit_s=15)
+    result = running.finish()
     assert (result.returncode, result.counts()) == (0, (5, 5, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:5])
 
@@ -268,7 +268,7 @@ def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service
     running = shipper.start("pipe", "--summary", "json", stdin=subprocess.PIPE, settings=settings)
     running.stdin.write(sample.lines[0])
     running.stdin.flush()
-    result = running.finish(limit_s=10)
+    result = running.finish()
     assert (result.returncode, result.counts()) == (4, (1, 0, 0, 0, 1))
 
     shipper.target = right
@@ -276,7 +276,7 @@ def test_it_ends_though_its_producer_lives_on(shipper: Shipper, service: Service
     running.stdin.write(sample.lines[1])
     running.stdin.flush()
     running.wait_until(lambda: service.stored == 2, "what was left over and what is new")
-    result = running.stop(limit_s=10)
+    result = running.stop()
     assert result.counts() == (2, 2, 0, 0, 0)
     assert result.returncode == 4, "the input had not ended"
     assert service.times_received() == dict.fromkeys(sample.ids[:2], 1)

@@ -109,6 +109,7 @@ def test_a_replay_sends_what_is_asked_for_and_keeps_the_rules_by_now_and_only_on
     exported = letters(shipper, "export", "--reason", "oversized")
     assert (exported.returncode, exported.stdout) == (0, "")
     assert "1 dead letter was too long to be kept whole" in exported.stderr
+    assert json.loads(letters(shipper, "show", "23", "--format", "json").stdout)["record"] is None
     shown = letters(shipper, "show", "23").stdout
     assert "dead letter 23" in shown
     assert "3,000,0" not in shown
@@ -170,6 +171,9 @@ def test_a_replay_beside_a_pipe_is_refused(shipper: Shipper, service: Service, s
     assert running.finish().returncode == 3
     state = shipper.read_state()
     assert (state.read, state.accepted, state.dead_lettered, state.purged) == (14, 10, 4, 3)
+    told = shipper.run("status").stdout
+    assert "records: 14 read = 10 accepted + 4 dead-lettered (3 purged) + 0 duplicates" in told
+    assert json.loads(shipper.run("status", "--format", "json").stdout)["state"]["purged"] == 3
 
 
 # Quota --------------------------------------------------------------------------------------------------------------
@@ -380,6 +384,12 @@ def test_letters_are_listed_without_what_stands_in_them(kept: Shipper, sample: S
     assert "canary_bird\\x1b[31m\\xff\n" in shown
     assert first.decode() in shown
     assert shown.index("dead letter 31") < shown.index("dead letter 1\n")
+    as_json = letters(kept, "show", "31", "1", "--format", "json").stdout
+    last, first_shown = [json.loads(line) for line in as_json.splitlines()]
+    assert (last["id"], last["rule"]) == (31, "encoding")
+    assert (last["header"], last["record"]) == ("", "canary_bird\x1b[31m\\xff")
+    assert first_shown.pop("record") == first.decode().rstrip()
+    assert first_shown == documents[-1] | {"header": ""}, "what list shows of it"
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_watch_that_waits_for_answers_and_to_ask_again_ends_at_once(told: Report
     origin.rule = lambda asked: stall if asked.start.month == 10 else refusal(503, Retry_After="60")
     running = told.start("watch", "1001", *QUARTER, "--split", "month", "--concurrency", "2")
     _wait_for_looks(running, origin, 2)
-    result = running.stop(limit_s=10)
+    result = running.stop()
     assert (result.returncode, result.stdout) == (0, "")
 
 

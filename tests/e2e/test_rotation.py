@@ -173,7 +173,7 @@ def test_a_busy_file_that_begins_like_a_quiet_one_is_not_held_up(tail: Tail, shi
         written += 1
         return written > 2 and service.holds(tail.ids([1, 2000]))
 
-    tail.running.wait_until(write_until_first_arrives, "the first of their lines arrive while they grow", limit_s=15)
+    tail.running.wait_until(write_until_first_arrives, "the first of their lines arrive while they grow")
     wanted = [*range(written), *range(2000, 2000 + written - 1), 4000]
     tail.wait(wanted)
     assert tail.running.stop().returncode == 0
@@ -211,7 +211,7 @@ def test_files_deleted_while_they_are_read_are_read_to_their_end_and_let_go(
             path.unlink()
     fake.release()
     wanted = tail.ids(10 + 4 * per_file)
-    tail.running.wait_until(lambda: len(fake.event_ids()) >= len(wanted), "all events", limit_s=20)
+    tail.running.wait_until(lambda: len(fake.event_ids()) >= len(wanted), "all events")
     tail.running.wait_until(lambda: open_files(tail.running) == baseline, "the descriptors are closed")
     result = tail.running.stop()
     assert result.returncode == 0

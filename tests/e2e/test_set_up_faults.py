@@ -57,6 +57,41 @@ def test_a_backfill_that_is_not_let_in_ends_soon_and_the_next_one_delivers_every
     assert sorted(fake.event_ids()) == sorted(sample.ids[:300])
 
 
+WAY_OUT = (
+    "What to do: set a valid {} in the environment variable {}, then run the same command again. To test it: shipper "
+)
+
+
+@pytest.mark.parametrize(
+    ("reply", "begin", "way_out"),
+    [
+        (FAULTS["401"][0], "the service refused the access token (HTTP 401", WAY_OUT.format("token", "INTAKE_TOKEN")),
+        (
+            Reply(status=401, body=b'{"message":"Access denied due to invalid subscription key."}'),
+            "the service refused the subscription key (HTTP 401",
+            WAY_OUT.format("key", "INTAKE_KEY"),
+        ),
+        (
+            Reply(status=403, body=b"The account of brisk_otter17 (192.0.2.7) is closed"),
+            'the service denied access (HTTP 403: "The account of *** is closed")',
+            "have the service's operator check",
+        ),
+    ],
+    ids=["token", "key", "403"],
+)
+def test_the_first_line_names_what_is_refused_and_the_way_out(
+    shipper: Shipper, fake: FakeService, file: Path, reply: Reply, begin: str, way_out: str
+):
+    fake.default = reply
+    result = shipper.run("backfill", file)
+    line = next(line for line in result.stderr.splitlines() if not line.startswith("{"))
+    assert line.startswith(f"shipper: {begin}")
+    assert way_out in line
+    assert "Nothing is lost: the same command goes on from here" in line
+    assert "brisk_otter17" not in result.stderr
+    assert "192.0.2.7" not in result.stderr
+
+
 def test_an_unknown_host_and_a_certificate_that_nobody_trusts_end_a_backfill_soon(
     shipper: Shipper, fake: FakeService, file: Path
 ):

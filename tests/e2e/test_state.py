@@ -316,7 +316,7 @@ def test_a_service_that_is_away_while_the_input_goes_on_costs_no_memory(
     assert shipper.read_state().read == 0, "the offset has moved"
     assert len(set(fake.event_ids(fake.bodies))) <= 400, "only what is in flight is tried"
     fake.default = OK
-    running.wait_until(lambda: shipper.read_state().accepted == len(written), "it catches up", limit_s=40)
+    running.wait_until(lambda: shipper.read_state().accepted == len(written), "it catches up")
     assert running.stop().returncode == 0
     assert Counter(fake.event_ids()) == Counter(written)
 

@@ -55,7 +55,7 @@ def state_snapshot(shipper: Shipper) -> dict[str, tuple[int, bytes]]:
 def assert_refused(shipper: Shipper, service: Service, *arguments: str | Path, **options: Any) -> None:
     """It ends with 1 and one line that names the file and says what to do; nothing is touched, nothing is sent."""
     before = state_snapshot(shipper)
-    result = shipper.run(*arguments, check=False, limit_s=10, **options)
+    result = shipper.run(*arguments, check=False, **options)
     assert (result.returncode, result.stdout) == (1, ""), (arguments, result.stderr)
     message = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(message) == 1, result.stderr

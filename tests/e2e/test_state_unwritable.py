@@ -43,7 +43,7 @@ def pause(
     times = len(told(running, "delivery_paused"))
     with trouble:
         tail.append(saved, saved + 100)
-        running.wait_until(lambda: len(told(running, "delivery_paused")) > times, "it pauses", limit_s=20)
+        running.wait_until(lambda: len(told(running, "delivery_paused")) > times, "it pauses")
         paused = told(running, "delivery_paused")[-1]
         assert paused["reason"] == "state_unwritable"
         assert str(shipper.state) in paused["message"]
@@ -51,9 +51,9 @@ def pause(
         with pytest.raises(AssertionError, match="not within"):
             running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on", limit_s=0.3)
         assert shipper.read_state().accepted == saved, "something was saved: the case was not exercised"
-    running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on", limit_s=20)
+    running.wait_until(lambda: len(told(running, "delivery_resumed")) > times, "it goes on")
     assert told(running, "delivery_resumed")[-1]["reason"] == "state_unwritable"
-    running.wait_until(lambda: shipper.read_state().accepted == saved + events, "all of it is saved", limit_s=30)
+    running.wait_until(lambda: shipper.read_state().accepted == saved + events, "all of it is saved")
     assert len(told(running, "delivery_paused")) == times + 1, "it is told once"
     return saved + events
 
@@ -105,7 +105,7 @@ def test_an_end_while_the_state_is_unwritable_repeats_only_what_was_not_saved(
         received = service.received
         with no_room_for_state(running, disk):
             tail.append(saved, saved + 100)
-            running.wait_for("delivery_paused", limit_s=20)
+            running.wait_for("delivery_paused")
             running.wait_until(
                 lambda received=received: service.received == received + 100, "what is not saved is sent"
             )
@@ -180,7 +180,7 @@ def test_an_input_larger_than_the_disk_of_the_spool_gets_through(
     with file.open("rb") as stdin:
         settings = {**QUICK, "spool.segment_bytes": 500_000, "delivery.give_up_after_seconds": 5}
         running = shipper.start("pipe", "--summary", "json", stdin=stdin, settings=settings)
-        running.wait_for("disk_full", limit_s=20)
+        running.wait_for("disk_full")
         assert 0 < os.lseek(stdin.fileno(), 0, os.SEEK_CUR) < file.stat().st_size, "all of it had room"
         fake.default = OK
         fake.release()
@@ -256,7 +256,7 @@ def test_a_pipe_whose_spool_has_no_room_reads_on_when_there_is_some(
     disk.fill()
     producer = threading.Thread(target=running.stdin.write, args=[b"".join(sample.lines[100:10_000])], daemon=True)
     producer.start()
-    running.wait_for("disk_full", limit_s=20)
+    running.wait_for("disk_full")
     assert disk.free_bytes == 0
     assert not running.has_ended
     assert producer.is_alive(), "all of it had room"

@@ -115,6 +115,10 @@ def test_only_inputs_that_were_read_or_are_named_can_stand_in_the_way_and_that_i
     told = "  only inputs that were read before are known; "
     pattern = json.dumps([f"{tail.folder}/*"])
     assert len(ask(shipper, "--until", "now", **{"input.include": pattern}).splitlines()) == 1
+    beside = json.dumps([f"{tail.folder}/*", f"{tail.folder}/none/*.ndjson"])
+    (answer,) = ask(shipper, "--until", "now", **{"input.include": beside}).splitlines()
+    assert answer.startswith("yes: ")
+    assert f" is delivered, but no file matches {tail.folder}/none/*.ndjson: there is no folder" in answer
     new = tail.append(10, 20, "app.ndjson.new")  # nobody said that it is an input
     answer, line = ask(shipper, "--until", "now").splitlines()
     assert answer.startswith("yes: ")

@@ -149,7 +149,7 @@ def test_tab_is_named_for_the_state_directory(directory: str, name: str, show: S
     ],
 )
 def test_headline_says_what_is_going_on(live: Live, state: str, headline: str, show: Show):
-    page = show(document(live))
+    page = show(document(live, dead_letters={"ip": live.dead_lettered}))
     assert (page.state, page.text("h1")) == (state, headline)
 
 
@@ -263,6 +263,8 @@ def test_key_figures_have_units_and_thousands_apart(show: Show):
         "12,353,678 read = 12,340,000 accepted + 0 dead-lettered + 5,678 duplicates + 8,000 pending"
     )
     assert "98,765,432 read = 98,700,000 accepted + 432 dead-lettered + 65,000 duplicates" in page.text("#balance")
+    page = show(document(HEALTHY, purged=12))
+    assert "+ 432 dead-lettered (12 purged) + " in page.text("#balance")
 
 
 def test_dead_letters_that_are_kept_are_the_figure_that_leads_to_them(show: Show):

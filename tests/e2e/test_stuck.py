@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from tests.e2e.conftest import Sample
 from tests.e2e.driver import QUICK, Running, Service, Shipper, changed
 from tests.e2e.fake_service import HANG, FakeService, Reply
 from tests.e2e.files import told
-from tests.e2e.operated import Admin
+from tests.e2e.operated import Admin, Manager
 from tests.e2e.test_follow import append, wait_for_events
 from tests.tools import tool
 
@@ -171,29 +170,6 @@ def test_an_outage_a_pause_and_nothing_to_read_are_not_taken_for_stuck(
     running.wait_until(lambda: waits_for(1.5), "what was read waits for a pause to end")
     assert not told(running, "stuck")
     running.kill()
-
-
-class Manager:
-    """What systemd is to a service that it watches."""
-
-    def __init__(self, path: Path) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.bind(str(path))
-        self.env = {"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "60000000"}
-
-    def hear(self, limit_s: float) -> list[str]:
-        """Return the lines that come until there is silence for so long, but not those of more than ten seconds."""
-        self._socket.settimeout(limit_s)
-        lines: list[str] = []
-        for _ in range(10):
-            try:
-                lines += self._socket.recv(4096).decode().splitlines()
-            except TimeoutError:
-                break
-        return lines
-
-    def close(self) -> None:
-        self._socket.close()
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_many_small_files_are_no_burden(shipper: Shipper, service: Service, samp
     folder.mkdir()
     for number in range(500):
         (folder / f"{number:05}.ndjson").write_bytes(sample.lines[number])
-    result = shipper.backfill(folder, limit_s=20)
+    result = shipper.backfill(folder)
     assert (result.returncode, result.counts()) == (0, (500, 500, 0, 0, 0))
     service.assert_holds_exactly(sample.ids[:500])
 
@@ -128,9 +128,10 @@ def test_closed_descriptors_do_not_matter(shipper: Shipper, service: Service, sa
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [(["run"], 0), (["pipe"], 4), (["backfill", "events.ndjson"], 4)], ids=lambda word: str(word)
+    ("command", "code", "number"),
+    [(["run"], 0, signal.SIGTERM), (["pipe"], 4, signal.SIGINT), (["backfill", "events.ndjson"], 4, signal.SIGTERM)],
+    ids=str,
 )
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_while_the_program_is_loaded_ends_with_a_documented_exit_code(
     shipper: Shipper, service: Service, sample: Sample, command: list[str], code: int, number: signal.Signals
 ):

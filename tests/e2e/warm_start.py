@@ -7,8 +7,8 @@ between ends at once, while the test's process adopts orphans: so the command is
 and killed by its number.
 
 What is the same as in a real start: words, folder, environment, standard streams and no other descriptor, signals,
-umask, limits and process group; no code of shipper's has run but its imports; the command's exit code, its unhandled
-errors and its exit handlers are the interpreter's own business.
+umask, limits and process group; no code of shipper's has run but its imports; its unhandled errors are the
+interpreter's own business, and so is its end where standard output cannot be written any more.
 
 What is not the same, and is therefore for a real start (`fresh=True`, or `_can_start` says no):
 

@@ -188,17 +188,11 @@ def _drop_and_recovery(among: int, at: float) -> float:
 
 SERVICES: Final = [
     Service("constant", lambda at, rng: 0.1),
-    Service("slow", lambda at, rng: 1.0, run_s=120),
     Service("slow and jittery", varied(1.0, 0.3), run_s=120),
     Service("jittery", varied(0.1, 0.6)),
-    Service("knee", lambda at, rng: 0.1, lambda among, at: min(1.0, (16 / among) ** 3)),
     Service("knee and jitter", varied(0.1, 0.3), lambda among, at: min(1.0, (16 / among) ** 3)),
-    Service("wider knee and jitter", varied(0.1, 0.3), lambda among, at: min(1.0, (24 / among) ** 2)),
-    Service("shared capacity", lambda at, rng: 0.1, shared(10)),
     Service("shared capacity and jitter", varied(0.1, 0.5), shared(24)),
-    Service("quota", lambda at, rng: 0.1, quota=100, run_s=120),
     Service("quota and jitter", varied(0.1, 0.5), quota=100, run_s=120),
-    Service("larger quota and jitter", varied(0.1, 0.5), quota=300),
     Service("places", varied(0.1, 0.5), places=12),
     Service("quota and places", varied(0.1, 0.5), quota=100, places=12),
     Service("latency doubles", lambda at, rng: (0.1 if at < 30 else 0.2) * rng.lognormvariate(0, 0.2)),

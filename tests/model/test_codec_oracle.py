@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -216,6 +217,7 @@ def spoil(raw: bytes, other: bytes, rng: Random) -> bytes:
             return rng.choice([b"", b"\r", b" ", b"null", b"{}", b"\0" * 9, b"x" * (MAX_RECORD_BYTES + 1)])
 
 
+@pytest.mark.long
 def test_thousands_of_spoiled_lines_get_the_verdicts_that_each_gets_alone(rng: Random):
     total = 0
     while total < 6_000:

@@ -63,17 +63,11 @@ def _median(outcome: Outcome) -> float:
 
 IS_EXERCISED: dict[str, list[Callable[[Mapping[int, Outcome]], bool]]] = {
     "constant": [_grows_with_the_limit],
-    "slow": [_grows_with_the_limit],
     "slow and jittery": [_grows_with_the_limit, _varies],
     "jittery": [_varies],
-    "knee": [_collapses],
     "knee and jitter": [_collapses, _varies],
-    "wider knee and jitter": [_collapses],
-    "shared capacity": [_only_queues],
     "shared capacity and jitter": [_only_queues],
-    "quota": [_gets(429)],
     "quota and jitter": [_gets(429)],
-    "larger quota and jitter": [_gets(429)],
     "places": [_gets(503)],
     "quota and places": [_gets(429, 503)],
     "latency doubles": [_doubles],

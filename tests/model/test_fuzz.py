@@ -11,8 +11,8 @@ from tests.conftest import SEED
 from tests.fuzz.engine import Target, fuzz, write_failure
 from tests.fuzz.mutation import mutator
 
-_EXECUTIONS = 8_000
-_MOST = 400  # of one target
+_EXECUTIONS = 4_000
+_MOST = 200  # of one target
 # By name: to import the targets takes a fifth of a second, which every process that collects tests would spend.
 _NAMES = (
     *("answers", "waits", "tokens", "records", "neighbours", "framing", "rows", "odd-rows", "archives", "bombs"),

@@ -122,6 +122,7 @@ def test_a_good_setting_up_is_good_in_every_step_and_nothing_is_written(shipper:
     assert re.search(r"localhost is .*\b127\.0\.0\.1\b", checked.what("intake:dns"))
     assert re.search(r"IPv4 in \d+ ms", checked.what("intake:connect"))
     assert (service.counts()["requests"], service.counts()["events_received"]) == (1, 0)
+    assert not [item for item in checked.items if item["name"] == "service"]
     assert not shipper.state.exists()
 
 
@@ -130,6 +131,8 @@ def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
     assert (checked.code, checked.results()) == (0, {})
     assert "environment variable INTAKE_KEY" in checked.what("intake.subscription_key", "ok")
     assert "INTAKE_TOKEN; it expires in 29 days" in checked.what("intake.token", "ok")
+    assert "was not contacted" in checked.what("service", "note")
+    assert "--online" in checked.what("service")
     assert str(shipper.config) in checked.what("configuration", "ok")
     assert "2 from the environment" in checked.what("configuration")
     assert service.counts()["requests"] == 0
@@ -141,6 +144,7 @@ def test_without_online_nothing_is_sent(shipper: Shipper, service: Service):
 QUOTING = b'{"message":"accepted: fake-token fake-subscription-key"}'
 DENIALS = (b'{"success":false,"message":"no events"}', b"No events")
 NO_KEY = b'{"message":"Access denied due to invalid subscription key. It is fake-subscription-key."}'
+UNPAID = b'{"message":"no rights for fake-token fake-subscription-key 192.0.2.7: the bill is open"}'
 WAIT = {"Retry-After": "7"}
 UP_TO_SERVICE = {"dns": "ok", "connect": "ok", "tls": "ok", "credentials": "ok"}
 
@@ -160,7 +164,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         if isinstance(self.reply, Reply):
-            return f"{self.reply.status}{self.reply.fault}"
+            return f"{self.reply.status}{self.reply.fault}{'quoted' if self.reply.body == UNPAID else ''}"
         return self.reply[9:12].decode() if isinstance(self.reply, bytes) else "cut_off"
 
 
@@ -170,6 +174,12 @@ INTAKE = [
     Case(Reply(status=401, body=NO_KEY), {"key": "fail"}, "intake.subscription_key (HTTP 401"),
     Case(Reply(status=401, body=QUOTING), {"token": "fail"}, "intake.token (HTTP 401"),
     Case(Reply(status=403), {"route": "ok", "key": "ok", "permission": "fail"}, "allowed to do (HTTP 403)"),
+    Case(Reply(status=401, body=UNPAID), {"token": "fail"}, '(HTTP 401: "no rights for ***: the bill is open")'),
+    Case(
+        Reply(status=403, body=UNPAID),
+        {"route": "ok", "key": "ok", "permission": "fail"},
+        '(HTTP 403: "no rights for ***: the bill is open")',
+    ),
     Case(Reply(status=403, headers=WAIT), {"key": "ok", "service": "note"}, "asks for a wait of 7 s"),
     Case(Reply(status=429, headers=WAIT), {"key": "ok", "service": "note"}, "asks for a wait of 7 s"),
     Case(Reply(status=404), {"route": "fail"}, "check intake.base_url"),

@@ -258,7 +258,7 @@ def test_what_was_sent_before_a_wait_was_asked_for_does_not_end_the_patience(lat
         made.append(Delivery(service, senders=2, give_up_after_s=60))
         with pytest.raises(ExceptionGroup) as caught:
             await made[0].deliver([batch_of([n], number=n + 1) for n in range(6)])
-        assert caught.group_contains(DeliveryGaveUpError, match="nothing was accepted for 60 s: .*fewer requests")
+        assert caught.group_contains(DeliveryGaveUpError, match="fewer requests .*; nothing was accepted for 60 s")
         assert 60 <= anyio.current_time() <= 62
 
     in_virtual_time(main)

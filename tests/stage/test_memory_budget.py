@@ -91,11 +91,12 @@ def held_in_memory(pipeline: Pipeline) -> int:
     held = pipeline._settlement
     spans = [span for spans in held.acks._open.values() for span in spans]
     rejections = [each for part in (*spans, *held._unsaved) for each in part.rejections]
-    keys = sum(len(tally) for part in (*spans, *held._unsaved) for tally in part.ledger)
+    tallies = [tally for part in (*spans, *held._unsaved) for tally in part.ledger]
+    keys = sum(len(tally) * (250 if isinstance(tally, dict) else 60) for tally in tallies)
     chunks = {id(span.chunk): len(span.chunk.data) for span in spans if span.chunk is not None}
     waiting = [event for events in pipeline._stages._packer._batcher._waiting.values() for event in events]
     lines = sum(len(each.raw) for each in rejections) + sum(len(event.line) for event in waiting)
-    return lines + 250 * (len(rejections) + keys + len(waiting)) + sum(chunks.values())
+    return lines + keys + 250 * (len(rejections) + len(waiting)) + sum(chunks.values())
 
 
 async def assert_waits_within_the_budget(

@@ -190,6 +190,7 @@ def thorough_run() -> Run:
     return run
 
 
+@pytest.mark.long
 def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
     from schemathesis.checks import CHECKS, load_all_checks
 
@@ -198,7 +199,7 @@ def test_every_check_of_schemathesis_is_run_or_left_out_for_a_reason():
     assert set(CHECKS.get_all_names()) == RUN | LEFT_OUT
 
 
-@pytest.mark.early
+@pytest.mark.long
 def test_sandbox_keeps_its_document_in_whatever_form_it_answers():
     run = thorough_run()
     assert not run.failures, "\n".join(run.failures)
@@ -240,7 +241,11 @@ def check_other_answers(posted: list[Exchange], shape: AnswerShape, status: int)
 
 
 @pytest.mark.parametrize(
-    ("limit", "status", "form"), [("rate_limit", 429, RetryAfter.DATE), ("quota", 403, RetryAfter.SECONDS)]
+    ("limit", "status", "form"),
+    [
+        pytest.param("rate_limit", 429, RetryAfter.DATE, marks=pytest.mark.long),
+        ("quota", 403, RetryAfter.SECONDS),
+    ],
 )
 def test_limits_are_answered_as_documented(limit, status, form):
     options = SandboxOptions(port=0, retry_after=form, **{limit: CallLimit(3, 60)})
@@ -252,6 +257,7 @@ def test_limits_are_answered_as_documented(limit, status, form):
         assert {"retry-after" in answer.headers for answer in answers if answer.status_code == status} == {True}
 
 
+@pytest.mark.long
 def test_an_answer_that_is_not_documented_is_noticed():
     script = FaultScript(fault=[StatusFault(status=418, operation="any", requests="3-")])
     with SandboxThread(script=script, clock=lambda: NOW) as sandbox:

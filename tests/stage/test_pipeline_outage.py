@@ -119,9 +119,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 @pytest.mark.parametrize(
     ("reply", "senders"),
     [
-        pytest.param(answer(503), {"concurrency": 8}, id="503, 8"),
         pytest.param(answer(503), {"max_concurrency": 64}, id="503, 64 adaptive"),
-        pytest.param(answer(429), {"max_concurrency": 64}, id="429, 64 adaptive"),
         pytest.param(
             NoAnswerError("connect_error", "no answer", was_sent=False), {"concurrency": 8}, id="no connection, 8"
         ),

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import shipper
 from shipper.codec.codec import Codec, repeats_in
 from shipper.codec.rules import ANY_TIME, nests_deeply, repeats_key
@@ -426,6 +428,7 @@ def operations(run: Run) -> int:
     return operations.count + (found if type(found) is int else 0)
 
 
+@pytest.mark.long
 @each(("what", "prepare"), [(what, case) for what, cases in CASES.items() for case in cases])
 def test_an_input_four_times_as_long_costs_about_four_times_as_much(what: str, prepare: Case):
     done(prepare(SIZE))  # what is made once, such as a cache

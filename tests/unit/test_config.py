@@ -116,7 +116,12 @@ def test_one_layer_may_write_a_secret_in_pieces() -> None:
     [
         ("input.include=['a*', \"b\"]", ("a*", "b")),
         ("input.include=[]", ()),
-        ('state.directory="0123"', '"0123"'),
+        ('state.directory="0123"', "0123"),
+        ("state.directory='a\\b'", "a\\b"),
+        ('state.directory="a \\"b\\""', 'a "b"'),
+        ('state.directory="a" and "b"', '"a" and "b"'),
+        ('state.directory="a', '"a'),
+        ('input.include="a*"', ("a*",)),
         ("state.directory=0123", "0123"),
         ("batch.unique_consumers=false", False),
         ("delivery.concurrency=3", 3),
@@ -129,6 +134,11 @@ def test_text_becomes_the_type_of_its_key(override: str, expected: object) -> No
     section, _, name = override.split("=")[0].partition(".")
     value = getattr(getattr(settings, section), name or "level")
     assert (value.name if isinstance(value, Path) else value) == expected
+
+
+def test_a_variable_may_hold_a_string_in_quotes() -> None:
+    assert load(environ={"SHIPPER__STATE__DIRECTORY": '"/tmp/x"'}).state.directory == Path("/tmp/x")
+    assert load(environ={"SHIPPER__LOG__LEVEL": "'debug'"}).log.level == "debug"
 
 
 def test_an_address_in_brackets_is_text() -> None:
@@ -184,7 +194,7 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_an_unreadable_file_is_an_error_also_where_it_was_not_named() -> None:
     Path("shipper.toml").touch(0o000)
-    assert str(refused()) == "shipper.toml: cannot be read: Permission denied"
+    assert str(refused()) == f"{Path('shipper.toml').absolute()}: cannot be read: Permission denied"
 
 
 def test_broken_toml_names_file_and_line() -> None:

@@ -129,10 +129,19 @@ def test_the_unit_keeps_the_state_where_the_settings_have_it(tmp_path: Path):
 
 
 def test_every_secret_of_the_units_settings_is_loaded_by_the_units():
-    names = set(re.findall(r'"systemd-creds", "cat", "(.*?)"', (CONFIG / "systemd/shipper.toml").read_text()))
+    text = (CONFIG / "systemd/shipper.toml").read_text()
+    names = set(re.findall(r'^[^#\n]*"systemd-creds", "cat", "(.*?)"', text, re.MULTILINE))
     assert len(names) == 2
     for path in CONFIG.glob("systemd/*.service"):
         assert set(re.findall(r"^LoadCredential=(.*)$", path.read_text(), re.MULTILINE)) == names, path
+
+
+def test_the_units_settings_have_a_section_of_the_report_that_only_needs_its_marks_removed(tmp_path: Path):
+    assert settings_of(CONFIG / "systemd/shipper.toml", tmp_path).report is None
+    path = tmp_path / "shipper.toml"
+    text = (CONFIG / "systemd/shipper.toml").read_text()
+    path.write_text(re.sub(r"^#(?=\S|$)", "", text, flags=re.MULTILINE))
+    assert require_endpoint(settings_of(path, tmp_path), "report").oauth2 is not None
 
 
 def test_an_image_is_built_of_files_that_exist_and_are_sent_to_the_builder():

@@ -147,6 +147,23 @@ def test_a_generation_that_got_the_inode_of_a_file_that_is_gone_is_read_though_n
     assert bench.ship(*map(float, range(10, 40))) in {lines(100, 160), lines(150, 160) + lines(100, 150)}
 
 
+def test_a_copy_that_got_the_inode_of_a_file_that_is_gone_gives_its_rest_though_no_pattern_names_it(bench: Bench):
+    path, other = bench.folder / "a.log", bench.folder / "b.log"
+    write(path, lines(0, 200))
+    write(other, lines(500, 510))
+    bench.start("*.log")
+    bench.ship(1.0, 2.0)
+    inode = other.stat().st_ino
+    bench.stop()
+    write(path, lines(200, 300))
+    copy = other.rename(bench.folder / "copy")  # as if the copy had been given its inode
+    copy.write_bytes(path.read_bytes())
+    path.write_bytes(lines(300, 310))
+    assert copy.stat().st_ino == inode
+    bench.start("*.log")
+    assert sorted(bench.ship(10.0, 11.0, 12.0).splitlines()) == lines(200, 310).splitlines()
+
+
 def test_a_clock_that_is_put_back_does_not_say_yes_ahead_of_time(bench: Bench):
     path = bench.folder / "a.log"
     write(path, lines(0, 10))

@@ -123,3 +123,12 @@ def test_an_end_without_a_record_is_not_green_while_dead_letters_are_kept():
     assert headline_of(ended, state()).state == "good"
     found = headline_of(ended, state(dead_letters={"ip": 10}))
     assert (found.state, found.title + found.detail) == ("warn", "Stopped: finished; 10 dead letters kept")
+
+
+@pytest.mark.parametrize(
+    ("kept", "detail"),
+    [(3, ", with 3 dead letters"), (9, ", with 3 dead letters"), (1, ", with 1 dead letter"), (0, "")],
+)
+def test_letters_that_were_replayed_or_purged_are_none_of_an_end_any_more(kept: int, detail: str):
+    ended = replace(LIVE, phase="stopped", outcome="finished", read=9, accepted=6, dead_lettered=3)
+    assert headline_of(ended, state(dead_letters={"ip": kept})).detail == detail

@@ -17,6 +17,7 @@ from shipper.kafka.ranges import wanted
 from shipper.kafka.stream import KafkaStream, Session, new_stream
 from shipper.model.errors import SourceError
 from shipper.model.records import Checkpoint, Rejection
+from shipper.state.ledger_upkeep import unpacked
 from tests.cases import each
 
 SETTINGS = KafkaSettings(brokers=("localhost:9092",), topics=("t",), group_id="g")
@@ -148,6 +149,41 @@ def test_the_ledger_has_the_sums_of_a_session():
     assert counted(partition, [checkpoint])[0].totals["read"] == 8
 
 
+def test_counts_of_keys_that_hardly_recur_are_a_document_of_their_own():
+    partition = stream()
+    (chunk,) = partition.chunks([Message(0, b"{}")])
+    keys = [("2026-01-01T00", 1, f"a{media}", str(media)) for media in range(300)]
+    name = ("2026-01-01T00", 1, "J. Doe", "5")
+    checkpoint = Checkpoint(
+        stream=partition, end_offset=chunk.end_offset, tail=b"", read=301, accepted=300, duplicates=1, rejections=[],
+        ledger=[dict.fromkeys(keys, 1)], repeated=[{name: 1}],
+    )  # fmt: skip
+    session, (first, totals) = counted(partition, [checkpoint])
+    assert (first.key, totals.key, session.sums) == ("id/0/s/part-0", "id/0/s/totals", {})
+    rows = set(zip(*unpacked(first.value or b""), strict=True))
+    assert rows == {*((*key, 1, 0) for key in keys), ("2026-01-01T00", 1, "(other)", "5", 0, 1)}
+    assert not partition.session.parts, "it has its name once it is committed"
+    partition.session = session
+    assert counted(partition, [checkpoint])[1][0].key == "id/0/s/part-1"
+
+
+def test_counts_that_are_too_large_for_a_message_are_halved(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shipper.kafka.documents._PART_BYTES", 1000)
+    partition = stream()
+    (chunk,) = partition.chunks([Message(0, b"{}")])
+    keys = [("2026-01-01T00", 1, f"{media * 7919:x}", str(media)) for media in range(1000)]
+    checkpoint = Checkpoint(
+        stream=partition, end_offset=chunk.end_offset, tail=b"", read=1000, accepted=1000, duplicates=0, rejections=[],
+        ledger=[dict.fromkeys(keys, 1)],
+    )  # fmt: skip
+    session, (*parts, _) = counted(partition, [checkpoint])
+    assert len(parts) == session.parts > 1
+    assert [each.key for each in parts] == [f"id/0/s/part-{number}" for number in range(len(parts))]
+    assert {row for each in parts for row in zip(*unpacked(each.value or b""), strict=True)} == {
+        (*key, 1, 0) for key in keys
+    }
+
+
 def found(committed: int, **changes: object) -> Found:
     metadata = msgspec.json.encode(Metadata("id")).decode()
     fields = {
@@ -209,7 +245,7 @@ def test_nothing_is_read_from_the_end_of_a_range_on_and_the_last_line_leads_to_i
             offset += step
         chunks = partition.chunks(messages)
         wanted += sum(message.at < until for message in messages)
-        assert sum(len(block.ends) for block in partition.blocks) == wanted
+        assert sum(len(block.offsets) for block in partition.blocks) == wanted
         assert partition.is_complete == (until == 0 or messages[-1].at >= until - 1)
         if chunks:
             position = partition.position_at(chunks[-1].end_offset)

@@ -256,8 +256,28 @@ def test_a_zone_that_is_no_whole_number_of_hours_away_is_refused_with_the_reason
 
 @pytest.mark.parametrize("name", ["Mars/Olympus", "", "../etc/passwd", "\0"])
 def test_what_is_no_zone_is_refused(name: str):
-    with pytest.raises(ConfigError, match="not a known time zone"):
+    with pytest.raises(ConfigError, match=r"not a known time zone\. Zones are named .*, such as UTC or Europe/Malta"):
         days_of_zone(name)
+
+
+@each(
+    ("name", "meant"),
+    [
+        *(("Europe/Mlata", "Europe/Malta"), ("europe/malta", "Europe/Malta"), ("Malta", "Europe/Malta")),
+        *(("New York", "America/New_York"), ("Europe/Stokholm", "Europe/Stockholm"), ("utc", "UTC")),
+        *(("UTC+2", "Etc/GMT-2"), ("+02:00", "Etc/GMT-2"), ("-05", "Etc/GMT+5"), ("UTC+0", "UTC")),
+    ],
+)
+def test_the_zone_that_is_meant_is_named(name: str, meant: str):
+    with pytest.raises(ConfigError, match="not a known time zone") as caught:
+        days_of_zone(name)
+    assert f"; did you mean {meant}? " in str(caught.value)
+
+
+def test_no_zone_is_taken_for_one_whose_abbreviation_is_spelt_nearly_alike():
+    for name in ("CEST", "PST", "BST"):
+        with pytest.raises(ConfigError, match=r"not a known time zone\. Zones are named"):
+            days_of_zone(name)
 
 
 def test_an_hour_that_no_calendar_has_is_of_the_day_that_it_names():

@@ -23,7 +23,7 @@ from shipper.report.reconcile.compare import reconcile
 from shipper.report.reconcile.forms import flat_table, print_table, to_json
 from shipper.report.reconcile.owners import Owners
 from shipper.report.reconcile.page import render_page
-from shipper.report.reconcile.rows import Pair, Period, Reconciliation, Row
+from shipper.report.reconcile.rows import Hole, Pair, Period, Reconciliation, Row
 from shipper.report.reconcile.words import headlines, remarks, said_of, totals_of
 from tests.report_documents import HOSTILE_NAMES, brand, entry, hostile, pair, report
 
@@ -115,8 +115,12 @@ def test_what_agrees_is_told_to_agree(rng: Random, split: Split):
     found = compare(accepted, reports(accepted, split=split))
     assert found.verdict == "agree"
     assert not differing(found)
-    assert headlines(found) == ["Verdict: agree. The report and the ledger agree."]
-    assert sum(row.accepted for row in found.rows) == sum(row.result or 0 for row in found.rows) > 100
+    count = sum(row.accepted for row in found.rows)
+    assert count == sum(row.result or 0 for row in found.rows) > 100
+    assert headlines(found) == [
+        "Verdict: agree. The report and the ledger agree.",
+        f"Total {FIRST} to {LAST}: accepted {count:,}, reported {count:,}, difference 0.",
+    ]
 
 
 def test_what_the_service_lost_is_found_where_it_was_lost(rng: Random):
@@ -272,7 +276,51 @@ def test_a_period_that_is_not_settled_is_provisional(rng: Random):
         found = compare(accepted, reports(received), today=LAST + timedelta(days=ago))
         assert {row.status for row in differing(found)} == {status}
         assert found.verdict == ("not yet judged" if status == "provisional" else "differences")
-    assert compare(accepted, reports(received), today=LAST, settle_days=0).verdict == "differences"
+    over = LAST + timedelta(days=1)
+    assert compare(accepted, reports(received), today=over, settle_days=0).verdict == "differences"
+    found = compare(accepted, reports(received), today=LAST, settle_days=0)
+    assert (found.verdict, found.again_on) == ("not yet judged", over)
+
+
+def test_days_that_are_not_judged_are_named_with_the_reason_and_the_day_to_ask_again(rng: Random):
+    accepted = ledger(rng)
+    accepted["2026-10-07T10", 11, "", "50121"] += 5
+    received = accepted - Counter({("2026-10-07T10", 11, "", "50121"): 5})
+    later = Hole(DateRange(LAST + timedelta(days=1), date(2026, 10, 31)), "")
+    found = compare(accepted, reports(received), today=LAST, later=later)
+    assert found.verdict == "not yet judged"
+    judged = sum(row.accepted for row in found.rows if row.days.end < date(2026, 10, 7))
+    whole = sum(row.accepted for row in found.rows)
+    assert headlines(found) == [
+        "Verdict: not yet judged. In what can be judged, nothing is unexplained.",
+        f"Total 2026-10-01 to 2026-10-08: accepted {whole:,}, reported {whole - 5:,}, difference -5.",
+        f"Judged 2026-10-01 to 2026-10-06: accepted {judged:,}, reported {judged:,}, difference 0.",
+        "Not yet judged: 2026-10-07 (ended less than 2 days ago), 2026-10-08 (not over), 2026-10-09 to 2026-10-31 (not "
+        "begun). Run it again on 2026-11-02 or later.",
+    ]
+    over = compare(accepted, reports(accepted), today=LAST + timedelta(days=1))
+    assert over.verdict == "agree", "a day that is over and has no difference is not left open"
+
+
+@pytest.mark.parametrize("refused", [0, 1, 3])
+def test_nothing_on_either_side_is_no_agreement(refused: int):
+    found = compare({}, [Period(DAY_4, report())], {("2026-10-04T10", 11, "1001", "5"): refused})
+    assert found.verdict == "nothing to compare"
+    words = {
+        0: "Nothing was sent and nothing is reported.",
+        1: "1 record was refused after it was sent, nothing was accepted and nothing is reported.",
+        3: "3 records were refused after they were sent, nothing was accepted and nothing is reported.",
+    }
+    assert headlines(found)[0] == f"Verdict: nothing to compare. {words[refused]}"
+
+
+def test_a_difference_of_several_parts_is_taken_apart(rng: Random):
+    accepted = ledger(rng)
+    received = moved(accepted, [2, 5], [3, 4])
+    received["2026-10-07T12", 11, "", "50121"] = 0
+    accepted["2026-10-07T12", 11, "", "50121"] = 9
+    found = compare(accepted, reports(received, adjustments={(DAY_4, Pair(12, 50121)): -2}))
+    assert headlines(found)[1].endswith(", difference -4 (-9 missing, +7 too many, -2 explained).")
 
 
 def test_a_result_below_zero_of_a_young_day_is_a_difference_that_no_time_mends():
@@ -433,7 +481,17 @@ def test_two_neighbouring_days_are_excused_by_no_more_than_lies_at_their_boundar
     assert (found.verdict == "explained") == is_explained
     if is_explained:
         assert {cause for row in differing(found) for cause in causes(row)} == {"neighbours"}
-        assert "within 2 h of the end of 2026-10-04" in said_of(differing(found)[0])
+        some = {2: "2 of the 5 records", 5: "all 5 records"}
+        if counts[0] < 0:
+            assert f"{some[-counts[0]]} within 2 h of the end of 2026-10-04" in said_of(differing(found)[0])
+
+
+def test_the_only_record_at_a_boundary_is_called_so():
+    accepted = Counter({("2026-10-04T23", 11, "", "50121"): 1, ("2026-10-04T12", 11, "", "50121"): 7})
+    received = Counter({("2026-10-05T00", 11, "", "50121"): 1, ("2026-10-04T12", 11, "", "50121"): 7})
+    found = compare(accepted, reports(received))
+    words = "day boundary: the only record within 2 h of the end of 2026-10-04 may count as of 2026-10-05"
+    assert said_of(differing(found)[0]) == words
 
 
 def test_months_do_not_excuse_each_other(rng: Random):
@@ -472,7 +530,7 @@ def test_csv_has_every_row_and_with_all_those_of_others(found: Reconciliation):
     (other,) = to_csv(flat_table(found, shows_elsewhere=True)).decode().splitlines()[len(lines) :]
     assert next(csv.reader([other])) == [
         *("1001", "2026-10-03", "2026-10-03", "11", "", "777", "", "9", "0"),
-        *("", "", "", "", "", "", "", "", "of another account", "of account 2002", "differences", "false"),
+        *("", "", "", "", "", "", "", "", "of another account", "of account 2002", "differences", "false", "UTC"),
     ]
 
 
@@ -510,6 +568,21 @@ def test_the_table_shows_what_differs_at_any_width(found: Reconciliation, width:
     with console.capture() as captured:
         print_table(found, [], console, shows_all=True)
     assert "777" in captured.get()
+
+
+def test_an_adjustment_is_part_of_what_the_table_shows_as_reported(rng: Random):
+    accepted = ledger(rng)
+    found = compare(accepted, reports(accepted, adjustments={(DAY_4, Pair(11, 50121)): -2}))
+    (row,) = differing(found)
+    for width in (80, 140):
+        console = Console(width=width)
+        with console.capture() as captured:
+            print_table(found, [], console, shows_all=False)
+        lines = captured.get().splitlines()
+        assert f"reported {totals_of(found.rows).reported:,}, difference -2" in " ".join(captured.get().split())
+        assert any(f"{row.reported:,}" in line and "-2" in line for line in lines)
+        assert sum("incl. adj -2" in line for line in lines) == 2
+        assert not [line for line in lines if width == 80 and line.startswith(("adj", "report "))]
 
 
 def test_the_page_stands_alone_and_names_are_text():

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import re
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from html import unescape
 from pathlib import Path
@@ -84,7 +84,7 @@ def made(verdict: Verdict, *, is_alarmed: bool = False) -> Reconciliation:
         accepted,
         dead_letters,
         days=Days(),
-        today=YOUNG,
+        today=YOUNG + timedelta(days=1),
         settle_days=2,
         owners=Owners(named={1001: frozenset({A, B}), 2002: frozenset({OTHERS})}),
         holes=holes,
@@ -107,6 +107,7 @@ def in_json(found: Reconciliation) -> Shown:
     assert sum(row["accepted"] for row in read["unassigned"]["rows"]) == read["unassigned"]["accepted"]
     assert read["is_complete"] == (not read["not_compared"])
     assert read["headlines"][0].startswith(f"Verdict: {read['verdict']}. ")
+    assert totals == {**totals, **first_figures("\n".join(read["headlines"]))}
     not_compared = sum(hole["accepted"] for hole in read["not_compared"])
     return Shown(read["verdict"], read["is_alarmed"], totals, read["unassigned"]["accepted"], not_compared)
 
@@ -142,6 +143,16 @@ def in_workbook(found: Reconciliation) -> Shown:
     return shown
 
 
+def first_figures(text: str) -> dict[str, Decimal]:
+    """Read what stands below the verdict: it is what the total line has."""
+    figures = re.search(
+        r"Total [^:]*:\s+accepted\s+([\d,]+),\s+reported\s+([\d,]+),\s+difference\s+([-+]?[\d,]*\d)", text
+    )
+    assert figures
+    numbers = [Decimal(figure.replace(",", "")) for figure in figures.groups()]
+    return dict(zip(("accepted", "reported", "difference"), numbers, strict=True))
+
+
 def in_text(text: str, totals: dict[str, Decimal]) -> Shown:
     """Read the lines that stand at the top of a page or table."""
 
@@ -149,6 +160,7 @@ def in_text(text: str, totals: dict[str, Decimal]) -> Shown:
         found = re.search(pattern, text)
         return int(found[1].replace(",", "")) if found else 0
 
+    assert totals == {**totals, **first_figures(text)}
     found = re.search(r"Verdict: (agree|explained|differences|not yet judged|incomplete)\. ", text)
     assert found
     assert -count(r"the platform took back ([\d,]+) registrations") == totals.get("taken_back", 0)
@@ -179,9 +191,9 @@ def in_table(found: Reconciliation) -> Shown:
     lines = text.splitlines()
     (at,) = (index for index, line in enumerate(lines) if line.strip().startswith("total"))
     assert ("(4 of 5 periods)" in lines[at]) == (not found.is_complete)
-    figures = re.findall(r"[-+]?[\d,]+", lines[at].replace("(4 of 5 periods)", "").partition("Verdict")[0])
+    figures = re.findall(r"[-+]?[\d,]+", lines[at].replace("(4 of 5 periods)", ""))
     numbers = [Decimal(figure.replace(",", "")) for figure in figures]
-    totals = dict(zip(("accepted", "result", "difference", "dead_letters"), numbers, strict=False))
+    totals = dict(zip(("accepted", "reported", "difference", "dead_letters"), numbers, strict=False))
     taken_back = re.search(r"took back ([\d,]+)", text)
     return in_text(text, {**totals, "taken_back": Decimal(-int(taken_back[1]) if taken_back else 0)})
 
@@ -227,7 +239,27 @@ def test_every_form_names_the_days_that_were_not_compared():
 def test_a_day_of_nothing_is_a_row_so_that_no_file_is_empty():
     found = reconcile(1001, [Period(day(4), report())], {}, {}, days=Days(), today=YOUNG, settle_days=2)
     (row,) = flat_table(found, shows_elsewhere=False).rows
-    assert (row[1], row[-2]) == ("2026-10-04", "agree")
+    assert (row[1], row[-3]) == ("2026-10-04", "nothing to compare")
+
+
+def test_what_has_not_begun_stands_in_every_form_in_one_line():
+    later = Hole(DateRange(day(9).start, day(11).end), "no report was fetched", accepted=0)
+    found = reconcile(1001, [], {}, {}, days=Days(), today=YOUNG, settle_days=2, later=later)
+    assert found.verdict == "not yet judged"
+    (row,) = csv.DictReader(io.StringIO(to_csv(flat_table(found, shows_elsewhere=False)).decode()))
+    assert (row["period_start"], row["period_end"], row["status"]) == ("2026-10-09", "2026-10-11", "not begun")
+    assert (row["verdict"], row["timezone"]) == ("not yet judged", "UTC")
+    read = json.loads(to_json(found, [], shows_elsewhere=False))
+    assert read["not_yet_judged"] == [{"start": "2026-10-09", "end": "2026-10-11", "reason": "not begun"}]
+    assert (read["judged"], read["run_again_on"], read["periods"]) == ([], "2026-10-13", {"compared": 0, "asked": 0})
+    console = Console(width=80, file=io.StringIO())
+    with console.capture() as captured:
+        print_table(found, [], console, shows_all=False)
+    page = unescape(re.sub("<[^>]+>", " ", render_page(found, [], made_at="", shows_all=False)))
+    for text, days in ((captured.get(), "2026-10-09 to 2026-10-11"), (page, "9\N{EN DASH}11 October 2026")):
+        said = " ".join(text.split())
+        assert f"Verdict: not yet judged. No day can be judged yet. Not yet judged: {days} (not begun). Run" in said
+        assert "Account 1001 Account 1001" not in said
 
 
 def test_the_page_for_finance_has_an_example_of_every_verdict_and_no_code():

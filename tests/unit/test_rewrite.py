@@ -156,8 +156,8 @@ def test_no_depth_raises_or_hurts_a_neighbour(way: str, brackets: tuple[bytes, b
     # Somewhere between these depths the interpreter's limit is reached, wherever the tests are run from.
     for depth in range(850, 1010):
         deep = template.replace(b'"@@"', start * depth + b"1" + end * depth)
-        for lines in ([deep], [deep, good], [b"x", deep, good]):
+        for lines in ([deep, good], [b"x", deep, good]):
             pieces = encode(b"\n".join(lines) + b"\n", codec=deep_codec, room_bytes=1 << 20)
             ids = [event_id for piece in pieces for event_id in piece.event_ids]
-            assert ("0f8fad5b-d9cb-469f-a165-000000000002" in ids) == (good in lines), depth
+            assert "0f8fad5b-d9cb-469f-a165-000000000002" in ids, depth
             assert rules(pieces).count("json") >= (b"x" in lines), depth

@@ -95,6 +95,32 @@ async def test_a_command_that_yields_no_secret_says_why_and_shows_nothing(secret
     assert says in await refused(secret)
 
 
+async def test_a_credential_outside_of_its_unit_says_how_to_run_a_command_within_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """The tool of systemd fails with the exit code 1, and nothing else is known of it."""
+    program = tmp_path / "systemd-creds"
+    program.write_text("#!/bin/sh\nexit 1\n")
+    program.chmod(0o700)
+    file = "/run/credentials/shipper.service/intake-key"
+    run = (
+        "one -p LoadCredential= for each secret: systemd-run --pty --uid=shipper -p SupplementaryGroups=adm "
+        "-p LoadCredential={0}:/etc/credstore/{0} /usr/local/bin/shipper check -c /etc/shipper/shipper.toml --online"
+    )
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    for secret, name in (
+        (command(str(program), "cat", "intake-key"), "intake-key"),
+        (command(str(program), "cat", CANARY), "NAME"),
+        (SecretReference(file=file), "intake-key"),
+    ):
+        words = await refused(secret)
+        assert "$CREDENTIALS_DIRECTORY is not set" in words
+        assert words.endswith(run.format(name))
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    words = await refused(command(str(program), "cat", "intake-key"))
+    assert words.endswith("failed with exit code 1; the unit needs LoadCredential=intake-key")
+
+
 async def test_a_command_that_hangs_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(secrets, "COMMAND_LIMIT_S", 0.5)
     fifo = tmp_path / "fifo"

@@ -194,6 +194,7 @@ def test_without_a_state_or_an_input_it_says_so():
 
 def test_the_accounts_hold_with_what_is_pending_in_the_process():
     assert figures(look())[0] == "records: 10 read = 7 accepted + 2 dead-lettered + 1 duplicate"
+    assert figures(look(purged=1))[0] == "records: 10 read = 7 accepted + 2 dead-lettered (1 purged) + 1 duplicate"
     assert figures(look(says=live(pending=3)))[0].endswith(
         "13 read = 7 accepted + 2 dead-lettered + 1 duplicate + 3 pending"
     )

@@ -231,7 +231,7 @@ def test_the_document_is_bounded_and_has_no_words_of_the_service(store: Store, t
     }
     counts = {"at", "read", "accepted", "dead_lettered", "duplicates", "unreachable_bytes", "unreachable"}
     inputs = {"streams", "stream_count", "streams_behind", "lag_bytes", "spool", "dedupe_window"}
-    letters = {"dead_letters", "dead_letter_bytes", "letters_without_record", "newest_dead_letters"}
+    letters = {"dead_letters", "dead_letter_bytes", "letters_without_record", "newest_dead_letters", "purged"}
     assert set(state) == counts | inputs | letters
 
 

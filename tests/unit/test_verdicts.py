@@ -187,3 +187,11 @@ def test_an_answer_that_begins_to_name_refused_events_is_no_acceptance(body: byt
 )
 def test_an_answer_that_refuses_nothing_is_acceptance(body: bytes, content_type: str):
     assert judged(answer(202, body, content_type)).action is Action.ACCEPT
+
+
+def test_an_answer_that_names_an_event_counts_for_the_batch_that_has_it_alone():
+    named = "6f1d6b0e-6c7c-4d4b-9c1e-0f6f2a1f7a55"
+    given = answer(200, b'{"results":[{"eventId":"%b","status":"accepted"}]}' % named.encode())
+    own = judge(given, events=1, event_ids=lambda: [named])
+    other = judge(given, events=1, event_ids=lambda: [named.replace("6", "7")])
+    assert (own.action, other.action) == (Action.ACCEPT, Action.PAUSE)

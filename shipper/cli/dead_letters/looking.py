@@ -40,7 +40,7 @@ from shipper.model.printable import printable
 from shipper.model.units import iso
 
 if TYPE_CHECKING:
-    from shipper.state.letters import DeadLetter
+    from shipper.state.letters import Content, DeadLetter
 
 
 @with_settings_options
@@ -74,7 +74,9 @@ def show_list(
                 print_json(msgspec.json.encode(_document(letter)))
         elif counts:
             print(_table(found))
-            print(f"\n{len(found):,} of {several(sum(counts.values()), 'dead letter')}: {by_rule(counts)}")
+            count = sum(counts.values())
+            of = f"{len(found):,} of " if len(found) < count else ""
+            print(f"\n{of}{several(count, 'dead letter')}: {by_rule(counts)}")
         else:
             print(none_found(selection, reasons))
         sys.stdout.flush()
@@ -83,6 +85,7 @@ def show_list(
 @with_settings_options
 def show(
     ids: Annotated[list[int], typer.Argument(metavar="ID...", help="As `dead-letters list` shows them.")],
+    form: Annotated[Literal["text", "json"], format_option("text, or json: one object per line.")] = "text",
     *,
     options: SettingsOptions,
 ) -> None:
@@ -100,6 +103,8 @@ def show(
             content = letters.content(letter_id) if letters else None
             if letter is None or content is None:
                 missing.append(letter_id)
+            elif form == "json":
+                print_json(msgspec.json.encode(_document(letter) | _content_document(content)))
             else:
                 print(_in_full(letter, *content))
         sys.stdout.flush()
@@ -164,6 +169,12 @@ def _common_header(forms: dict[bytes, str]) -> bytes:
 def _document(letter: DeadLetter) -> dict[str, object]:
     fields = msgspec.structs.asdict(letter)
     return fields | {"first_at": iso(letter.first_at), "last_at": iso(letter.last_at)}
+
+
+def _content_document(content: Content) -> dict[str, object]:
+    """Write the bytes of a letter as text; what is not UTF-8 is escaped, and `export` writes it as it came."""
+    header, raw = (part.decode("utf-8", "backslashreplace") for part in content)
+    return {"header": header, "record": raw or None}
 
 
 def _table(letters: list[DeadLetter]) -> str:

@@ -76,9 +76,14 @@ async def gather(
 
 
 def print_failures(outcome: Outcome[T]) -> bool:
-    """Print what could not be fetched; return whether there is any."""
-    for _, error in outcome.failed:
-        say(f"shipper: {error}")
+    """Print what could not be fetched, the days of one reason together; return whether there is any."""
+    from shipper.report.ranges import DateRange, joined
+
+    alike: dict[tuple[int, str], list[DateRange]] = {}
+    for part, error in outcome.failed:
+        alike.setdefault((part.account, str(error).removeprefix(f"{part}: ")), []).append(part.days)
+    for (account, why), days in alike.items():
+        say(f"shipper: account {account}, {', '.join(map(str, joined(days)))}: {why}")
     if outcome.left_out:
         say(f"shipper: {several(len(outcome.left_out), 'further report was', 'further reports were')} not requested")
     return bool(outcome.failed or outcome.left_out)

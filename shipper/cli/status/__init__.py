@@ -119,6 +119,6 @@ def _known_inputs(config: Path | None) -> str:
     from shipper.config.load import USUAL_FILES
 
     named = config or os.environ.get("SHIPPER_CONFIG")
-    path = named or next((each for each in USUAL_FILES if each.exists()), None)
+    path = named or next((each for each in USUAL_FILES if os.path.exists(each)), None)
     where = f"{plain(str(path))}: " if path else "no settings file was found, and "
     return f"  only inputs that were read before are known; {where}input.include is missing"

@@ -42,7 +42,9 @@ def answer(seen: Snapshot, until: float, limit: int | None = LISTED, note: str =
     """
     notes = [note] if note else []
     if seen.is_delivered(until):
-        but = f", but for {several(seen.kept, 'dead letter')}" if seen.kept else ""
+        kept = [f"for {several(seen.kept, 'dead letter')}"] if seen.kept else []
+        exceptions = " and ".join([*kept, *(seen.running or seen).unmatched])
+        but = f", but {exceptions}" if exceptions else ""
         yes = f"yes: everything that was written up to {iso(until)} is delivered{but}"
         return [yes, *notes, *unreachable(seen), *_not_read(seen)]
     lines = [f"no: it is not known that everything that was written up to {iso(until)} is settled", *notes]
@@ -134,7 +136,7 @@ def figures(seen: Snapshot) -> list[str]:
 def _accounting(state: Overview, pending: int) -> str:
     parts = [
         f"{state.accepted:,} accepted",
-        f"{state.dead_lettered:,} dead-lettered",
+        f"{state.dead_lettered:,} dead-lettered" + (f" ({state.purged:,} purged)" if state.purged else ""),
         several(state.duplicates, "duplicate"),
         *([f"{pending:,} pending"] if pending else []),
     ]

@@ -27,7 +27,17 @@ from shipper.report.days import Days
 from shipper.report.metrics import REGISTRATIONS, added
 from shipper.report.reconcile.explain import Boundaries, explained, pair_of, provisional, with_neighbours, zone_of
 from shipper.report.reconcile.owners import Owners
-from shipper.report.reconcile.rows import NOTHING, Elsewhere, Hole, Pair, Period, Reconciliation, Row, Zone
+from shipper.report.reconcile.rows import (
+    NOTHING,
+    Elsewhere,
+    Hole,
+    Pair,
+    Period,
+    Reconciliation,
+    Row,
+    Zone,
+    days_to_settle,
+)
 
 BOUNDARY_HOURS: Final = 2
 
@@ -47,6 +57,7 @@ def reconcile(
     settle_days: int,
     owners: Owners = _NOTHING_KNOWN,
     holes: Iterable[Hole] = (),
+    later: Hole | None = None,
     boundary_hours: int = BOUNDARY_HOURS,
     alarm_below: Decimal = NOTHING,
 ) -> Reconciliation:
@@ -59,17 +70,19 @@ def reconcile(
         dead_letters: The same, of what was refused here and may have reached the service.
         days: The zone whose days those of the report are.
         today: In that zone.
-        settle_days: For how long after its end a day is provisional.
+        settle_days: For how long after its end a day is provisional. One that is not over is.
         owners: Whose records are whose, as far as these reports do not say it.
         holes: Periods that cannot be compared; none of them overlaps another or one of `periods`.
+        later: Days that have not begun; they are after all others.
         boundary_hours: How near to the end of a day a record must lie for the platform to count it in the next one.
         alarm_below: What may be taken back of a marketing source without an alarm; a share of 0 or less.
     Raises:
         ConfigError: The zone is not a whole number of hours apart from UTC.
     """
-    comparison = _Comparison(account, periods, days, owners, today - timedelta(days=settle_days))
+    comparison = _Comparison(account, periods, days, owners, today - timedelta(days=days_to_settle(settle_days)))
     own, others = comparison.sorted_out(accepted)
-    rows = comparison.rows(own, comparison.sorted_out(dead_letters)[0])
+    refused, _ = comparison.sorted_out(dead_letters)
+    rows = comparison.rows(own, refused)
     boundaries = Boundaries(own, days)
     zone = None
     if any(row.unexplained for row in rows):
@@ -78,9 +91,13 @@ def reconcile(
         account=account,
         periods=tuple(periods),
         holes=tuple(_counted(hole, own, days) for hole in holes),
+        later=later and _counted(later, own, days),
         days=days,
+        today=today,
+        settle_days=settle_days,
         rows=tuple(with_neighbours(rows, boundaries, boundary_hours)),
         elsewhere=tuple(comparison.elsewhere(others)),
+        dead_letters=comparison.count(refused),
         zone=zone,
         alarm_below=alarm_below,
     )
@@ -177,6 +194,10 @@ class _Comparison:
                 found.append((index, Elsewhere(self._periods[index], pair, owner, accepted, contested[index, pair])))
         found.sort(key=lambda each: (each[0], each[1].pair.place, each[1].owner or 0))
         yield from (each for _, each in found)
+
+    def count(self, counts: Mapping[LedgerKey, int]) -> int:
+        """Add the counts of the compared periods."""
+        return self._grouped(counts).total()
 
     def _before(self, index: int, pair: Pair) -> list[wire.AmountPair]:
         return [figures[pair] for figures in self._earlier[index] if pair in figures]

@@ -139,16 +139,20 @@ def with_neighbours(rows: Sequence[Row], boundaries: Boundaries, hours: int) -> 
             near = (boundaries.before if is_late else boundaries.after)(pair, second.days.start, hours)
             if first.unexplained.copy_abs() <= near and not (first.is_provisional or second.is_provisional):
                 counted = second if is_late else first
-                for row in (first, second):
-                    words[row.days, pair] = (
-                        f"day boundary: {number(row.unexplained.copy_abs())} of the {several(near, 'record')} within "
-                        f"{hours} h of the end of {first.days} may count as of {counted.days}"
-                    )
+                some = f"{_of_all(first.unexplained.copy_abs(), near)} within {hours} h of the end of {first.days}"
+                for row in run:
+                    words[row.days, pair] = f"day boundary: {some} may count as of {counted.days}"
     for row in rows:
         if said := words.get((row.days, row.pair)):
             explanation = Explanation("neighbours", row.unexplained, said)
             row = replace(row, explanations=(*row.explanations, explanation), unexplained=NOTHING)
         yield row
+
+
+def _of_all(count: Decimal, whole: int) -> str:
+    if count == whole:
+        return "the only record" if whole == 1 else f"all {whole:,} records"
+    return f"{number(count)} of the {whole:,} records"
 
 
 def _runs(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal
+from textwrap import wrap
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -15,9 +16,10 @@ from rich.text import Text
 
 from shipper.model.units import several
 from shipper.report.exports import to_xlsx
-from shipper.report.ranges import DateRange
+from shipper.report.ranges import DateRange, joined
 from shipper.report.reconcile.rows import Elsewhere, Reconciliation, Row, Zone
 from shipper.report.reconcile.words import (
+    NOT_BEGUN,
     OF_OTHERS,
     STATUSES,
     Names,
@@ -36,6 +38,7 @@ from shipper.report.wording import number, with_sign
 _JSON: Final = msgspec.json.Encoder(decimal_format="number")
 _STYLES: Final = {"unexplained": "bold red", "explained": "", "provisional": "yellow", "agrees": "dim"}
 _TABLE_WIDTH: Final = 110  # of a terminal; the words need the room
+_INDENT: Final = "    "
 _FIGURES: Final = ("Accepted", "Reported", "Difference", "Dead\nletters")
 COLUMNS: Final = (
     Column("account_id", "integer"),
@@ -59,16 +62,17 @@ COLUMNS: Final = (
     Column("explanation", "text"),
     Column("verdict", "text"),
     Column("is_alarmed", "flag"),
+    Column("timezone", "text"),
 )
-_WHOLE: Final = 2  # columns at the end that say the same of every row
+_WHOLE: Final = 3  # columns at the end that say the same of every row
 
 
 def flat_table(found: Reconciliation, *, shows_elsewhere: bool) -> FlatTable:
     """
     Make one row per period, brand and marketing source, and after them those of what could not be compared.
 
-    What is unassigned has a row per period, brand and source, each hole has one, and so has a period of nothing. The
-    verdict of the whole stands in every row.
+    What is unassigned has a row per period, brand and source, each hole has one, and so has a period of nothing;
+    the days that have not begun have one together. The verdict of the whole stands in every row.
 
     Args:
         shows_elsewhere: Add what is of other accounts.
@@ -78,7 +82,7 @@ def flat_table(found: Reconciliation, *, shows_elsewhere: bool) -> FlatTable:
         brand, source = each.pair or (None, None)
         place = (*_place(found.account, each.days), brand, None, source, None)
         rows.append((*place, each.accepted, each.contested, *[None] * 8, each.why, each.words))
-    whole = found.verdict, found.is_alarmed
+    whole = found.verdict, found.is_alarmed, found.days.name
     return FlatTable("reconciliation", COLUMNS, [(*row, *whole) for row in rows])
 
 
@@ -112,6 +116,13 @@ def to_json(found: Reconciliation, notes: Sequence[str], *, shows_elsewhere: boo
         "is_alarmed": found.is_alarmed,
         "is_complete": found.is_complete,
         "periods": {"compared": len(found.periods), "asked": len(found.periods) + len(found.holes)},
+        "judged": _ranges(found.judged),
+        "not_yet_judged": [
+            *({**each, "reason": "recent"} for each in _ranges(found.recent)),
+            *({**each, "reason": "not over"} for each in _ranges(found.unfinished)),
+            *({**each, "reason": NOT_BEGUN} for each in _ranges([found.later.days] if found.later else [])),
+        ],
+        "run_again_on": found.again_on,
         "not_compared": [
             {"start": hole.days.start, "end": hole.days.end, "reason": hole.reason, "accepted": hole.accepted}
             for hole in found.holes
@@ -168,9 +179,10 @@ def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *
         shows_all: Print also what agrees and what is of other accounts.
     """
     names = Names(found)
-    console.print(Text(f"Account {found.account}  {names.account}", style="bold"))
+    account = f"Account {found.account}"
+    console.print(Text(account if names.account == account else f"{account}  {names.account}", style="bold"))
     console.print(Text(f"Registrations of {span_of(found)}, by days of {found.days.name}\n"))
-    is_calm = found.verdict in {"agree", "explained"} and not found.is_alarmed
+    is_calm = found.verdict in {"agree", "nothing to compare", "explained"} and not found.is_alarmed
     for headline in headlines(found):
         console.print(Text(headline, style="bold" if is_calm else "bold red"))
     console.print()
@@ -179,14 +191,15 @@ def print_table(found: Reconciliation, notes: Sequence[str], console: Console, *
     for each in left_out(found, shows_elsewhere=shows_all):
         is_others = each.why == OF_OTHERS
         words = each.words if is_others else f"{each.why}: {each.words}"
-        accepted = [Text(f"{each.accepted:,}"), *[Text()] * (len(_FIGURES) - 1)]
+        has_count = each.accepted or each.why != NOT_BEGUN
+        accepted = [Text(f"{each.accepted:,}" if has_count else ""), *[Text()] * (len(_FIGURES) - 1)]
         shown.append(_Line(names.place(each.days, each.pair), accepted, words, "dim" if is_others else "yellow"))
     totals = totals_of(found.rows)
-    figures = _figures(totals.accepted, totals.result, totals.adjustment, totals.difference, totals.dead_letters)
-    shown.append(_Line((f"total{_mark(found)}", "", ""), figures, f"Verdict: {found.verdict}", "bold"))
+    figures = _figures(totals.accepted, totals.reported, totals.adjustment, totals.difference, totals.dead_letters)
+    shown.append(_Line((f"total{_mark(found)}", "", ""), figures, found.verdict, "bold"))
     if console.width < _TABLE_WIDTH:
         for line in shown:
-            console.print(_in_two_lines(line))
+            console.print(_in_two_lines(line, console.width))
     else:
         console.print(_table(shown))
     if agreeing:
@@ -206,7 +219,8 @@ class _Line(NamedTuple):
 
 
 def _line(row: Row, names: Names) -> _Line:
-    figures = _figures(row.accepted, row.result, row.adjustment, row.difference, row.dead_letters)
+    reported = None if row.result is None else row.reported
+    figures = _figures(row.accepted, reported, row.adjustment, row.difference, row.dead_letters)
     return _Line(names.place(row.days, row.pair), figures, said_of(row) or row.status, _STYLES[row.status])
 
 
@@ -218,27 +232,28 @@ def _table(lines: Sequence[_Line]) -> Table:
     return table
 
 
-def _in_two_lines(line: _Line) -> Text:
+def _in_two_lines(line: _Line, width: int) -> Text:
     figures = zip(_FIGURES, line.figures, strict=True)
     parts = [f"{title.lower()} {figure.plain}".replace("\n", " ") for title, figure in figures if figure.plain]
     first = "  ".join(filter(None, line.place))
-    second = ", ".join(parts) + (f": {line.words}" if line.words else "")
-    return Text(f"{first}\n    {second}", style=line.style)
+    second = ": ".join(filter(None, [", ".join(parts), line.words]))
+    wrapped = wrap(second, width, initial_indent=_INDENT, subsequent_indent=_INDENT, break_on_hyphens=False)
+    return Text("\n".join([first, *wrapped]), style=line.style)
 
 
 def _figures(
     accepted: Decimal | int,
-    result: Decimal | None,
+    reported: Decimal | None,
     adjustment: Decimal | None,
     difference: Decimal,
     dead_letters: Decimal | int,
 ) -> list[Text]:
-    """Write the figures of a line; an adjustment stands under its result."""
-    reported = Text("" if result is None else number(result))
+    """Write the figures of a line; an adjustment stands under the figure that includes it."""
+    counted = Text("" if reported is None else number(reported))
     if adjustment:
-        reported.append(f"\nadj {with_sign(number(adjustment), adjustment)}", style="yellow")
+        counted.append(f"\nincl. adj {with_sign(number(adjustment), adjustment)}", style="yellow")
     counts = Text(f"{accepted:,}"), Text(f"{dead_letters:,}" if dead_letters else "")
-    return [counts[0], reported, Text(with_sign(number(difference), difference)), counts[1]]
+    return [counts[0], counted, Text(with_sign(number(difference), difference)), counts[1]]
 
 
 def _place(account: int, days: DateRange) -> tuple[Value, ...]:
@@ -248,6 +263,10 @@ def _place(account: int, days: DateRange) -> tuple[Value, ...]:
 def _mark(found: Reconciliation) -> str:
     """Mark a total that is not of all periods."""
     return f" ({coverage(found)})" if not found.is_complete else ""
+
+
+def _ranges(days: Iterable[DateRange]) -> list[dict[str, Any]]:
+    return [{"start": each.start, "end": each.end} for each in joined(days)]
 
 
 def _zone(zone: Zone) -> dict[str, Any]:

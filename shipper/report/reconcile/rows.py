@@ -8,6 +8,7 @@ difference. `Reconciliation.verdict` is the verdict of the whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import date, timedelta
 from decimal import Decimal
 from functools import reduce
 from itertools import groupby
@@ -23,9 +24,14 @@ from shipper.report.ranges import DateRange
 
 Cause = Literal["restated", "adjustment", "dead_letters", "time_zone", "neighbours"]
 Status = Literal["agrees", "explained", "provisional", "unexplained"]
-Verdict = Literal["agree", "explained", "differences", "not yet judged", "incomplete"]
+Verdict = Literal["agree", "nothing to compare", "explained", "differences", "not yet judged", "incomplete"]
 NOTHING: Final = Decimal(0)
 _TAKES_BACK: Final = {"restated", "adjustment"}
+
+
+def days_to_settle(settle_days: int) -> int:
+    """Return how many days after it a day can be judged: not before it is over."""
+    return max(1, settle_days)
 
 
 class Pair(NamedTuple):
@@ -181,9 +187,14 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     Attributes:
         periods: In ascending order.
         holes: In ascending order.
+        later: The days after these that have not begun; of them no report was fetched.
         days: Of which time zone they are.
+        today: In that zone.
+        settle_days: For how long after its end a day is provisional.
         rows: Period by period, each in the order of brand and source.
         elsewhere: In the same order.
+        dead_letters: Records of the account and the compared periods that were refused here and may have reached the
+            service all the same, also those that no row has.
         zone: If the days of another zone explain all differences.
         alarm_below: What may be taken back of what was accepted of a marketing source without an alarm; a share of
             0 or less.
@@ -192,9 +203,13 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
     account: int
     periods: tuple[Period, ...]
     holes: tuple[Hole, ...] = ()
+    later: Hole | None = None
     days: Days
+    today: date
+    settle_days: int
     rows: tuple[Row, ...]
     elsewhere: tuple[Elsewhere, ...] = ()
+    dead_letters: int = 0
     zone: Zone | None = None
     alarm_below: Decimal = NOTHING
 
@@ -216,15 +231,53 @@ class Reconciliation(Struct, frozen=True, kw_only=True):
         return not self.holes
 
     @property
+    def recent(self) -> list[DateRange]:
+        """The compared periods that are over, and have differences that time may explain."""
+        unjudged = {row.days for row in self.rows if row.unjudged}
+        return [period.days for period in self.periods if period.days in unjudged and period.days.end < self.today]
+
+    @property
+    def unfinished(self) -> list[DateRange]:
+        """The compared periods that are not over."""
+        return [period.days for period in self.periods if period.days.end >= self.today]
+
+    @property
+    def not_yet_judged(self) -> list[DateRange]:
+        """The periods that are to be judged another day, in ascending order."""
+        return [*self.recent, *self.unfinished, *([self.later.days] if self.later else ())]
+
+    @property
+    def judged(self) -> list[DateRange]:
+        """The compared periods that are not to be judged another day, in ascending order."""
+        others = set(self.not_yet_judged)
+        return [period.days for period in self.periods if period.days not in others]
+
+    @property
+    def again_on(self) -> date | None:
+        """The day from which on all periods can be judged; None if they are judged, or the calendar has no such day."""
+        waiting = self.not_yet_judged
+        try:
+            return waiting[-1].end + timedelta(days=days_to_settle(self.settle_days)) if waiting else None
+        except OverflowError:
+            return None
+
+    @property
     def verdict(self) -> Verdict:
         """The first of these that applies."""
         if self.count("unexplained"):
             return "differences"
         if self.holes or self.unassigned:
             return "incomplete"
-        if self.count("provisional"):
+        if self.not_yet_judged:
             return "not yet judged"
-        return "explained" if self.count("explained") else "agree"
+        if self.count("explained"):
+            return "explained"
+        return "nothing to compare" if self.is_empty else "agree"
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing was accepted and nothing is reported."""
+        return not any(row.accepted or row.result or row.adjustment for row in self.rows)
 
     @property
     def is_alarmed(self) -> bool:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import timedelta
 from decimal import Decimal
 from itertools import groupby
 from typing import Final, NamedTuple
 
 from shipper.model.units import several
+from shipper.report.metrics import difference as minus
 from shipper.report.metrics import plus
-from shipper.report.ranges import DateRange
+from shipper.report.ranges import DateRange, joined
 from shipper.report.reconcile.rows import NOTHING, Elsewhere, Pair, Reconciliation, Row, Status, Zone
-from shipper.report.wording import clean, named, number
+from shipper.report.wording import clean, named, number, with_sign
 
 STATUSES: Final[tuple[Status, ...]] = ("agrees", "explained", "provisional", "unexplained")
 NOT_COMPARED: Final = "not compared"
+NOT_BEGUN: Final = "not begun"
 UNASSIGNED: Final = "unassigned"
 OF_OTHERS: Final = "of another account"
 _NO_MEDIA: Final = "no media"
@@ -84,7 +85,8 @@ class Names:
 
 def span_of(found: Reconciliation) -> DateRange:
     """Return the days from the first period to the last."""
-    days = [*(period.days for period in found.periods), *(hole.days for hole in found.holes)]
+    holes = [*found.holes, *([found.later] if found.later else ())]
+    days = [*(period.days for period in found.periods), *(hole.days for hole in holes)]
     return DateRange(min(each.start for each in days), max(each.end for each in days))
 
 
@@ -113,13 +115,15 @@ def totals_of(rows: Iterable[Row]) -> Totals:
 def coverage(found: Reconciliation) -> str:
     """Return `2 of 3 periods`, to be said beside every total; empty if every period was compared."""
     count = len(found.periods) + len(found.holes)
-    return "" if found.is_complete else f"{len(found.periods):,} of {count:,} periods"
+    return "" if found.is_complete else f"{len(found.periods):,} of {several(count, 'period')}"
 
 
 def headlines(found: Reconciliation) -> list[str]:
     """Return the lines at the top of every form, the verdict first."""
     return [
         f"Verdict: {found.verdict}. {' '.join(_verdict(found))}",
+        *_compared(found),
+        *_waiting(found),
         *_alarm(found),
         *_holes(found),
         *_unassigned(found),
@@ -131,6 +135,14 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
     match found.verdict:
         case "agree":
             yield "The report and the ledger agree."
+        case "nothing to compare":
+            yield f"{_nothing(found)}."
+        case "not yet judged" if found.periods and found.is_empty:
+            yield f"{_nothing(found)} so far."
+        case "not yet judged" if not found.judged:
+            yield "No day can be judged yet."
+        case "not yet judged":
+            yield "In what can be judged, nothing is unexplained."
         case "explained":
             yield "All differences are explained."
         case "incomplete":
@@ -141,13 +153,66 @@ def _verdict(found: Reconciliation) -> Iterator[str]:
     if totals.surplus:
         registrations = "registration" if totals.surplus == 1 else "registrations"
         yield f"The report has {number(totals.surplus)} {registrations} more than were accepted."
-    if count := found.count("provisional"):
-        yield (
-            f"{several(count, 'difference')} cannot be judged yet, as a day or period has not been over for long. "
-            "Run it again later."
-        )
     if zone := found.zone:
         yield _zone(found, zone)
+
+
+def _nothing(found: Reconciliation) -> str:
+    if not found.dead_letters:
+        return "Nothing was sent and nothing is reported"
+    were = several(found.dead_letters, "record was", "records were")
+    they = "it was" if found.dead_letters == 1 else "they were"
+    return f"{were} refused after {they} sent, nothing was accepted and nothing is reported"
+
+
+def _compared(found: Reconciliation) -> Iterator[str]:
+    """Say what the totals are; what the difference is made of, if of more than one thing."""
+    if not found.periods:
+        return
+    totals = totals_of(found.rows)
+    explained = minus(minus(totals.difference, totals.unexplained), totals.unjudged)
+    parts = {
+        "missing": totals.missing.copy_negate(),
+        "too many": totals.surplus,
+        "not yet judged": totals.unjudged,
+        "explained": explained,
+    }
+    made_of = [f"{_signed(amount)} {what}" for what, amount in parts.items() if amount]
+    taken_apart = f" ({', '.join(made_of)})" if len(made_of) > 1 else ""
+    days = _listed(period.days for period in found.periods)
+    yield f"Total {days}: {_figures(totals)}{taken_apart}."
+
+
+def _waiting(found: Reconciliation) -> Iterator[str]:
+    """Say which days are judged, which are not and why, and when to ask again."""
+    if not found.not_yet_judged:
+        return
+    days = several(found.settle_days, "day")
+    waiting = {
+        f"ended less than {days} ago": found.recent,
+        "not over": found.unfinished,
+        NOT_BEGUN: [found.later.days] if found.later else [],
+    }
+    listed = [f"{_listed(periods)} ({why})" for why, periods in waiting.items() if periods]
+    if found.judged and found.judged != [period.days for period in found.periods]:
+        judged = set(found.judged)
+        totals = totals_of(row for row in found.rows if row.days in judged)
+        yield f"Judged {_listed(found.judged)}: {_figures(totals)}."
+    again = f" Run it again on {found.again_on} or later." if found.again_on else ""
+    yield f"Not yet judged: {', '.join(listed)}.{again}"
+
+
+def _listed(days: Iterable[DateRange]) -> str:
+    return ", ".join(map(str, joined(days)))
+
+
+def _figures(totals: Totals) -> str:
+    accepted, reported = number(totals.accepted), number(totals.reported)
+    return f"accepted {accepted}, reported {reported}, difference {_signed(totals.difference)}"
+
+
+def _signed(amount: Decimal) -> str:
+    return with_sign(number(amount), amount)
 
 
 def _zone(found: Reconciliation, zone: Zone) -> str:
@@ -182,7 +247,7 @@ def _holes(found: Reconciliation) -> Iterator[str]:
     for reason, group in groupby(found.holes, key=lambda hole: hole.reason):
         holes = list(group)
         accepted = sum(hole.accepted for hole in holes)
-        days = ", ".join(map(str, joined(hole.days for hole in holes)))
+        days = _listed(hole.days for hole in holes)
         records = several(accepted, *_RECORDS_ARE)
         yield f"{coverage(found)}; not compared: {days}, as {reason}. {records} of these days."
 
@@ -205,17 +270,6 @@ def _sources(found: Reconciliation) -> str:
     names = [_NO_MEDIA if source is None else f"marketing source {source}" for source in places]
     more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
     return ", ".join(names[:_NAMED_MAX]) + more
-
-
-def joined(days: Iterable[DateRange]) -> list[DateRange]:
-    """Join ranges that follow one another without a gap."""
-    found: list[DateRange] = []
-    for each in days:
-        if found and each.start - found[-1].end == timedelta(days=1):
-            found[-1] = DateRange(found[-1].start, each.end)
-        else:
-            found.append(each)
-    return found
 
 
 def remarks(found: Reconciliation, *, shows_elsewhere: bool) -> list[str]:
@@ -250,7 +304,7 @@ class LeftOut(NamedTuple):
     Attributes:
         pair: None = of all brands.
         contested: How many of them another account claims, too; None = not counted.
-        why: One of `NOT_COMPARED`, `UNASSIGNED` and `OF_OTHERS`.
+        why: One of `NOT_COMPARED`, `NOT_BEGUN`, `UNASSIGNED` and `OF_OTHERS`.
         words: Why, for a reader.
     """
 
@@ -272,7 +326,8 @@ def left_out(found: Reconciliation, *, shows_elsewhere: bool) -> list[LeftOut]:
     unassigned = [_left_out(each) for each in found.elsewhere if each.owner is None]
     holes = [LeftOut(hole.days, None, hole.accepted, None, NOT_COMPARED, hole.reason) for hole in found.holes]
     others = [_left_out(each) for each in found.elsewhere if each.owner is not None]
-    return [*unassigned, *holes, *(others if shows_elsewhere else ())]
+    later = found.later and LeftOut(found.later.days, None, found.later.accepted, None, NOT_BEGUN, found.later.reason)
+    return [*unassigned, *holes, *([later] if later else ()), *(others if shows_elsewhere else ())]
 
 
 def _left_out(each: Elsewhere) -> LeftOut:

@@ -53,11 +53,11 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SECURE:S
 log.dirs={folder}/data
 auto.create.topics.enable=false
 num.partitions=2
-offsets.topic.num.partitions=2
+offsets.topic.num.partitions={coordinators}
 default.replication.factor={copies}
 min.insync.replicas={least}
 offsets.topic.replication.factor={copies}
-transaction.state.log.num.partitions=2
+transaction.state.log.num.partitions={coordinators}
 transaction.state.log.replication.factor={copies}
 transaction.state.log.min.isr={least}
 group.initial.rebalance.delay.ms=0
@@ -140,6 +140,7 @@ class Broker:
                 listener=f",SECURE://{self.secure_address}" if is_secure else "",
                 copies=nodes,
                 least=min(nodes, 2),
+                coordinators=min(nodes, 2),
                 folder=folder / str(number),
             )
             self._configs.append(folder / f"{number}.properties")
@@ -308,6 +309,7 @@ class Broker:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": isolation,
+                "fetch.wait.max.ms": 10,
             }
         )
         try:
@@ -387,10 +389,18 @@ def sums(ledger: Mapping[str, Read]) -> Counter[str]:
     """The accounts of all sessions of a ledger together."""
     import json
 
+    from shipper.kafka.documents import PART
+    from shipper.state.ledger_upkeep import unpacked
+
     found: Counter[str] = Counter()
     for key, each in ledger.items():
+        last = key.rpartition("/")[2]
+        if last.startswith(PART):
+            *_, accepted, duplicates = unpacked(each.value or b"")
+            found.update({"rows_accepted": sum(accepted), "rows_duplicates": sum(duplicates)})
+            continue
         row = json.loads(each.value or b"{}")
-        if key.endswith("/totals"):
+        if last == "totals":
             found.update(
                 {name: row[name] for name in ("read", "accepted", "dead_lettered", "duplicates", "unreachable")}
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka.admin import AclBinding, AclOperation, ResourceType
@@ -33,12 +35,6 @@ def _start(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Broker]:
 
 @pytest.fixture(scope="session")
 def _broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
-    with _start() as broker:
-        yield broker
-
-
-@pytest.fixture(scope="session")
-def _secure_broker(_start: Callable[..., Broker]) -> Iterator[Broker]:
     with _start(is_secure=True) as broker:
         yield broker
 
@@ -101,6 +97,15 @@ class Group:
         wanted = {key: value for key, value in wanted.items() if value is not ...}
         return self.shipper.start("run", settings=wanted, check=False, **options)
 
+    def killed(self, point: str, settings: dict[str, object] | None = None) -> Running:
+        """Run a member that kills itself at a point of the commit; its open transaction times out soon."""
+        transaction = {"shipper.kafka.client.TRANSACTION_S": 3.0}
+        with patch.object(self.shipper, "shortened", self.shipper.shortened | transaction):
+            killed = self.member(settings, env={"SHIPPER_CRASH_AT": point})
+        killed.wait_until(lambda: killed.has_ended, "it was killed")
+        assert killed.process.returncode == -signal.SIGKILL
+        return killed
+
     def is_settled(self) -> bool:
         """Whether the group is at the end of its topic."""
         return self.broker.committed(self.name, self.topic) == {
@@ -120,20 +125,20 @@ def cluster(_cluster: Broker) -> Broker:
 
 
 @pytest.fixture
-def secure(_secure_broker: Broker, shipper: Shipper) -> Group:
+def secure(_broker: Broker, shipper: Shipper) -> Group:
     """A group at the listener with TLS and SCRAM, with all rights that it needs and no other."""
-    group = Group(_secure_broker, shipper)
+    group = Group(_broker, shipper)
     group.create_topics()
-    group.brokers = [_secure_broker.secure_address]
+    group.brokers = [_broker.secure_address]
     password = shipper.folder / "password"
     password.touch(0o600)
     password.write_text(PASSWORD)
     group.security = (
-        f"ca_bundle = '{_secure_broker.authority}'\nsasl_mechanism = 'SCRAM-SHA-512'\n"
+        f"ca_bundle = '{_broker.authority}'\nsasl_mechanism = 'SCRAM-SHA-512'\n"
         f"username = '{USER}'\npassword = {{ file = '{password}' }}"
     )
     group.write()
-    _secure_broker.grant(*group.rights.values())
+    _broker.grant(*group.rights.values())
     return group
 
 

@@ -21,9 +21,7 @@ def test_a_kill_at_a_point_of_the_commit_loses_and_doubles_nothing(
 ):
     bad = [b"bad %d" % number for number in range(20)]
     broker.produce(group.topic, [*values(sample, 0, 1000), *bad])
-    killed = group.member({"batch.max_events": 50}, env={"SHIPPER_CRASH_AT": f"{point}:2"})
-    killed.wait_until(lambda: killed.has_ended, "it was killed")
-    assert killed.process.returncode == -signal.SIGKILL
+    group.killed(f"{point}:2", {"batch.max_events": 50})
     counts = sums(broker.table(group.ledger))
     assert counts["read"] == sum(broker.committed(group.name, group.topic).values())
     running = group.member()
@@ -47,7 +45,7 @@ def test_what_is_in_flight_at_a_rebalance_settles_before_the_partition_goes(
     first = group.member({"input.kafka.revoke_wait_seconds": 30})
     first.wait_until(lambda: fake.requests, "a request hangs")
     second = group.member()
-    second.wait_until(lambda: "PREPARING" in _state(broker, group), "a rebalance")
+    second.wait_until(lambda: _has_two(broker, group), "the first one has the next generation to commit with")
     fake.release()
     second.wait_until(lambda: len(partitions(second)) == 1, "it has one partition")
     second.wait_until(group.is_settled, "the group is at the end")
@@ -129,9 +127,11 @@ def _members(admin: object, group: str) -> int:
     return len(future.result(10).members)
 
 
-def _state(broker: Broker, group: Group) -> str:
+def _has_two(broker: Broker, group: Group) -> bool:
+    """Return whether both members have joined the group's present generation."""
     (future,) = broker.admin.describe_consumer_groups([group.name]).values()
-    return future.result(10).state.name
+    found = future.result(10)
+    return found.state.name == "STABLE" and len(found.members) == 2
 
 
 def test_a_second_member_with_the_same_name_ends_the_first(
@@ -155,8 +155,7 @@ def test_no_reader_of_committed_records_sees_a_letter_of_a_transaction_that_was_
     group: Group, broker: Broker, sample: Sample
 ):
     broker.produce(group.topic, [b"bad", *values(sample, 0, 10)], partition=0)
-    killed = group.member(env={"SHIPPER_CRASH_AT": "save.commit"})
-    killed.wait_until(lambda: killed.has_ended, "it was killed")
+    group.killed("save.commit")
     wait_until(lambda: broker.read(group.letters, isolation="read_uncommitted"), "a letter was written")
     assert not broker.committed(group.name, group.topic)  # waits until the transaction has timed out
     assert not broker.read(group.letters)

@@ -24,14 +24,14 @@ def rebalances(running: Running) -> dict[str, int]:
 def test_a_service_that_is_away_costs_no_membership(group: Group, broker: Broker, fake: FakeService, sample: Sample):
     group.shipper.target = fake.target
     fake.default = Reply(status=503)
-    text = group.shipper.config.read_text() + "client = { 'max.poll.interval.ms' = 6000 }\n"
+    text = group.shipper.config.read_text() + "client = { 'max.poll.interval.ms' = 3000 }\n"
     group.shipper.config.write_text(text)
     broker.produce(group.topic, values(sample, 0, 40_000))  # more than a member holds in memory
-    running = group.member({"delivery.retry_max_seconds": 1})
+    running = group.member({"delivery.retry_max_seconds": 1, "input.kafka.session_timeout_seconds": 3})
     running.wait_for('"delivery_paused"')
     wait_until(lambda: {each["state"] for each in partitions(running)} == {"paused"}, "its partitions are paused")
     since = time.monotonic()
-    wait_until(lambda: time.monotonic() > since + 13, "two poll intervals have passed")
+    wait_until(lambda: time.monotonic() > since + 7, "two poll intervals have passed")
     assert rebalances(running) == {"assigned": 2, "revoked": 0, "lost": 0}
     fake.default = Reply()
     running.wait_until(group.is_settled, "the group is at the end")
@@ -63,6 +63,7 @@ def test_a_partition_that_went_while_it_was_paused_is_read_when_it_comes_back(
     assert set(fake.event_ids()) == set(sample.ids[:40_100])
 
 
+@pytest.mark.long
 def test_brokers_that_are_away_are_waited_for(group: Group, broker: Broker, service: Service, sample: Sample):
     running = group.member({"input.kafka.session_timeout_seconds": 45})
     broker.produce(group.topic, values(sample, 0, 500))
@@ -83,6 +84,7 @@ def test_a_transaction_that_nobody_answered_has_one_outcome(
     group: Group, broker: Broker, service: Service, sample: Sample
 ):
     """The broker answers nothing while records are settled."""
+    group.shipper.shortened |= {"shipper.kafka.store._CALL_S": 2.0, "shipper.kafka.store._HANGS_S": 6.0}
     running = group.member({"input.kafka.session_timeout_seconds": 45, "state.commit_interval_seconds": 1})
     running.wait_until(lambda: len(partitions(running)) == 2, "it has both partitions")
     broker.produce(group.topic, [*values(sample, 0, 500), b"bad"])
@@ -91,7 +93,7 @@ def test_a_transaction_that_nobody_answered_has_one_outcome(
     try:
         running.wait_until(lambda: "broker_unavailable" in _pauses(running) or service.stored == 500, "it has noticed")
         since = time.monotonic()
-        wait_until(lambda: time.monotonic() > since + 15, "calls have failed")
+        wait_until(lambda: time.monotonic() > since + 7, "calls have failed")
     finally:
         broker.thaw()
     running.wait_until(group.is_settled, "the group is at the end")
@@ -107,6 +109,7 @@ def _pauses(running: Running) -> list[str]:
     return [each["reason"] for each in live["pauses"]] if live else []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_kills_and_joins_lose_nothing_and_count_everything_once(
     protocol: str, broker: Broker, service: Service, group: Group, sample: Sample, rng: Random

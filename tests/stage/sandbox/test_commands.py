@@ -255,6 +255,24 @@ def test_command_writes_its_own_configuration_anew_and_no_other(tmp_path):
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_command_leaves_a_configuration_as_it_is_that_was_changed_since_and_says_how_to_go_on(tmp_path):
+    file = tmp_path / "shipper.toml"
+    _write_configuration(file, Access("http://127.0.0.1:1", "key", "token"))
+    mine = file.read_text() + '[records.mapping]\nUsername = "login"\n'
+    file.write_text(mine)
+    with started("--output", file) as (process, text):
+        assert f"{file}\n# was changed since a sandbox wrote it, and is left as it is" in text
+        assert "delete it and start the sandbox again" in text
+        assert tomllib.loads(text[: text.index("# One event by hand")])["intake"].keys() == {
+            *("base_url", "subscription_key", "token")
+        }
+        process.terminate()
+        assert process.wait(10) == 0
+    assert file.read_text() == mine
+    file.unlink()
+    assert "written to" in _write_configuration(file, Access("http://127.0.0.1:2", "key", "token"))
+
+
 def test_command_has_the_defaults_of_the_options():
     defaults = {name: parameter.default for name, parameter in inspect.signature(sandbox_command).parameters.items()}
     options = SandboxOptions()

@@ -57,7 +57,8 @@ function tile(title, value, note, flag = "") {
 /** Show that every record that was read is accounted for. */
 function balance(live, state, now) {
   const isEven = sum([live.accepted, live.dead_lettered, live.duplicates, live.pending]) === live.read;
-  const parts = `${count(state.dead_lettered)} dead-lettered + ${several(state.duplicates, "duplicate")}`;
+  const purged = state.purged ? ` (${count(state.purged)} purged)` : "";
+  const parts = `${count(state.dead_lettered)} dead-lettered${purged} + ${several(state.duplicates, "duplicate")}`;
   const since = `Since the state was made: ${count(state.read)} read = ${count(state.accepted)} accepted + ${parts}.`;
   fill(
     "balance",
