@@ -213,7 +213,7 @@ class Lane(Producer):
         self.running.process.send_signal(number)
         code = self.finish().returncode
         assert self._process is not None
-        broken = {1} if self._process.met_failed_fsync else set()
+        broken = {1} if self._process.met_failed_fsync or self._process.met_full_disk else set()
         assert code in {-number, 4, *self.good_ends, *broken}, f"{self.name} ended with {code} after {number.name}"
         return code == -number or number is not signal.SIGKILL
 
