@@ -9,13 +9,13 @@ use crate::hashing::Folding;
 pub const HOUR: usize = 13;
 const IDENTIFIER_MAX: usize = 64;
 
-/// What events are counted by.
+/// What events are counted by; the texts are UTF-8.
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
 pub struct Key<'a> {
-    pub hour: &'a str,
+    pub hour: &'a [u8],
     pub brand_id: i64,
-    pub affiliate_id: &'a str,
-    pub media: &'a str,
+    pub affiliate_id: &'a [u8],
+    pub media: &'a [u8],
 }
 
 /// How many events were accepted, and how many were duplicates.
@@ -28,8 +28,9 @@ pub struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    pub fn new() -> Self {
-        Sums { places: HashMap::with_hasher(Folding::new()), rows: Vec::new() }
+    /// With room for so many keys.
+    pub fn new(keys: usize) -> Self {
+        Sums { places: HashMap::with_capacity_and_hasher(keys, Folding::new()), rows: Vec::with_capacity(keys) }
     }
 
     /// Add to the count at `place`: 0 = accepted, 1 = duplicates.
@@ -54,19 +55,19 @@ struct Row {
 
 /// Counts by key, each key once, none without an event.
 pub struct Tally {
-    text: String,
+    text: Vec<u8>,
     rows: Vec<Row>,
 }
 
 impl Tally {
     pub fn of(sums: &Sums) -> Self {
-        let mut tally = Tally { text: String::new(), rows: Vec::with_capacity(sums.rows.len()) };
+        let mut tally = Tally { text: Vec::with_capacity(32 * sums.rows.len()), rows: Vec::with_capacity(sums.rows.len()) };
         for (key, counts) in sums.rows.iter().filter(|(_, counts)| *counts != [0, 0]) {
             let start = tally.text.len() as u32;
-            tally.text.push_str(key.hour);
-            tally.text.push_str(key.affiliate_id);
+            tally.text.extend_from_slice(key.hour);
+            tally.text.extend_from_slice(key.affiliate_id);
             let media_start = tally.text.len() as u32;
-            tally.text.push_str(key.media);
+            tally.text.extend_from_slice(key.media);
             let end = tally.text.len() as u32;
             tally.rows.push(Row { start, media_start, end, brand_id: key.brand_id, counts: *counts });
         }
@@ -94,7 +95,7 @@ impl Tally {
     /// Whether each affiliate is an identifier, or empty: text that may be kept, and needs no escape anywhere.
     pub fn has_identifiers(&self) -> bool {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        self.rows().all(|(key, _)| key.affiliate_id.len() <= IDENTIFIER_MAX && key.affiliate_id.bytes().all(is_plain))
+        self.rows().all(|(key, _)| key.affiliate_id.len() <= IDENTIFIER_MAX && key.affiliate_id.iter().copied().all(is_plain))
     }
 
     /// The six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
@@ -110,7 +111,7 @@ impl Tally {
         bytes
     }
 
-    fn write_texts(&self, bytes: &mut Vec<u8>, text_of: impl for<'k> Fn(&Key<'k>) -> &'k str) {
+    fn write_texts(&self, bytes: &mut Vec<u8>, text_of: impl for<'k> Fn(&Key<'k>) -> &'k [u8]) {
         self.begin_column(bytes);
         self.rows().for_each(|(key, _)| write_text(bytes, text_of(&key)));
     }
@@ -126,7 +127,7 @@ impl Tally {
     }
 }
 
-fn write_text(bytes: &mut Vec<u8>, text: &str) {
+fn write_text(bytes: &mut Vec<u8>, text: &[u8]) {
     match text.len() {
         length @ ..32 => bytes.push(0xa0 | length as u8),
         length @ ..256 => bytes.extend_from_slice(&[0xd9, length as u8]),
@@ -135,7 +136,7 @@ fn write_text(bytes: &mut Vec<u8>, text: &str) {
             bytes.extend_from_slice(&(length as u32).to_be_bytes());
         }
     }
-    bytes.extend_from_slice(text.as_bytes());
+    bytes.extend_from_slice(text);
 }
 
 fn write_number(bytes: &mut Vec<u8>, number: i64) {

@@ -115,16 +115,16 @@ impl Scan {
         let window = &mut borrowed.window;
         let latest = latest.as_bytes();
         let limits = Limits { events: room_events, bytes: room_bytes, record_bytes: max_record_bytes, latest };
-        let mut run = take(data.as_bytes(), &self.events, start, &limits, window);
+        let mut run = take(data.as_bytes(), &self.events, start, &limits);
         let mut slot = -1;
         if window.is_on() && !run.events.is_empty() {
             let keys: Vec<u128> = run.events.iter().map(|event| event.key).collect();
-            // A line of this piece may repeat one before it; that one is new.
+            // The keys before the first one that is known are new, also where a line repeats one before it.
             let admitted = window.admit(&keys).or_else(|known_at| {
                 run.cut(known_at);
-                window.admit(&keys[..known_at])
+                if known_at > 0 { window.admit(&keys[..known_at]) } else { Ok(0) }
             });
-            slot = admitted.expect("the keys before the first one that is known are new") as i64;
+            slot = admitted.expect("they are new") as i64;
         }
         let keys = PyBytes::new_with(py, if window.is_on() { 16 * run.events.len() } else { 0 }, |bytes| {
             for (place, event) in bytes.chunks_exact_mut(16).zip(run.events) {
@@ -165,7 +165,10 @@ impl PyTally {
     /// The keys, with how many events were accepted.
     fn items(&self) -> Vec<((&str, i64, &str, &str), i64)> {
         let rows = self.tally.rows();
-        rows.map(|(key, counts)| ((key.hour, key.brand_id, key.affiliate_id, key.media), counts[0])).collect()
+        rows.map(|(key, counts)| {
+            ((text(key.hour), key.brand_id, text(key.affiliate_id), text(key.media)), counts[0])
+        })
+        .collect()
     }
 
     /// How many events, accepted and duplicates.
@@ -176,7 +179,7 @@ impl PyTally {
     /// The first and the last hour; empty if there is none.
     fn hours(&self) -> (&str, &str) {
         let hours = || self.tally.rows().map(|(key, _)| key.hour);
-        (hours().min().unwrap_or_default(), hours().max().unwrap_or_default())
+        (text(hours().min().unwrap_or_default()), text(hours().max().unwrap_or_default()))
     }
 
     /// The six columns in MessagePack: hours, brands, affiliates, media, accepted, duplicates.
@@ -209,16 +212,21 @@ fn add_up(
         }
     }
     let tally = py.detach(|| {
-        let mut sums = Sums::new();
+        let mut sums = Sums::new(tallies.iter().map(|(_, part)| part.get().tally.len()).sum());
         for (place, part) in &tallies {
             part.get().tally.rows().for_each(|(key, counts)| sums.add(key, *place, counts[0]));
         }
         for (place, (hour, brand_id, affiliate_id, media), count) in &others {
+            let (hour, affiliate_id, media) = (hour.as_bytes(), affiliate_id.as_bytes(), media.as_bytes());
             sums.add(Key { hour, brand_id: *brand_id, affiliate_id, media }, *place, *count);
         }
         Tally::of(&sums)
     });
     Ok(tally.has_identifiers().then_some(PyTally { tally }))
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("it was text when it was read")
 }
 
 #[pymodule]

@@ -7,7 +7,6 @@ use std::collections::HashSet;
 
 use crate::hashing::Folding;
 use crate::ledger::{Key, Sums, Tally, HOUR};
-use crate::window::Window;
 
 const NAMES: [&[u8]; 13] = [
     b"\"EventId\"",
@@ -24,6 +23,9 @@ const NAMES: [&[u8]; 13] = [
     b"\"AffiliateID\"",
     b"\"ConsumerState\"",
 ];
+const NAME_MAX: usize = 24;
+/// The names in words, and which bits of these count.
+const NAME_WORDS: [[(u64, u64); NAME_MAX / 8]; 13] = name_words();
 const ALL: u16 = (1 << NAMES.len()) - 1;
 const NO_DIGIT: u8 = 16;
 const HEX: [u8; 256] = digits(b"0123456789abcdef0123456789ABCDEF");
@@ -79,6 +81,7 @@ impl Event {
 /// Events whose lines follow one another.
 pub struct Run<'a> {
     pub events: &'a [Event],
+    pub start: usize,
     pub end: usize,
     /// It ended before a line that is not ordinary, or whose EventId is known.
     pub is_stopped: bool,
@@ -89,13 +92,13 @@ impl Run<'_> {
     /// Leave out all events from `index` on.
     pub fn cut(&mut self, index: usize) {
         self.events = &self.events[..index];
-        self.end = self.events.last().map_or(self.end, |event| event.next(self.data.len()));
+        self.end = self.events.last().map_or(self.start, |event| event.next(self.data.len()));
         self.is_stopped = true;
     }
 
     pub fn tally(&self) -> Tally {
-        let text = |place: Place| std::str::from_utf8(place.of(self.data)).expect("it is checked when it is read");
-        let mut sums = Sums::new();
+        let text = |place: Place| place.of(self.data);
+        let mut sums = Sums::new(self.events.len());
         for event in self.events {
             let key = Key {
                 hour: &text(event.timestamp)[..HOUR],
@@ -145,8 +148,8 @@ pub fn scan_lines(data: &[u8]) -> Vec<Event> {
     events
 }
 
-/// Take events from `start` on, as many as follow one another, are new to the window and within the limits.
-pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits, window: &Window) -> Run<'a> {
+/// Take events from `start` on, as many as follow one another within the limits.
+pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits) -> Run<'a> {
     let first = all.partition_point(|event| (event.line.start as usize) < start);
     let (mut count, mut end, mut is_stopped) = (0, start, false);
     while count < limits.events && end < data.len() {
@@ -158,14 +161,14 @@ pub fn take<'a>(data: &'a [u8], all: &'a [Event], start: usize, limits: &Limits,
         if end + length - start > limits.bytes {
             break;
         }
-        if length > limits.record_bytes || event.timestamp.of(data) > limits.latest || window.is_known(event.key) {
+        if length > limits.record_bytes || event.timestamp.of(data) > limits.latest {
             is_stopped = true;
             break;
         }
         end = event.next(data.len());
         count += 1;
     }
-    Run { events: &all[first..first + count], end, is_stopped, data }
+    Run { events: &all[first..first + count], start, end, is_stopped, data }
 }
 
 /// One line, and how far it is read. What cannot be read is not ordinary, and nothing of it counts.
@@ -185,8 +188,7 @@ impl<'a> Line<'a> {
             self.skip_blanks();
             let field = self.field(order, place)?;
             seen |= 1 << field;
-            self.skip_blanks();
-            self.take(b':')?;
+            self.take_behind_blanks(b':')?;
             self.skip_blanks();
             match field {
                 0 => event.key = event_key(self.of_length()?)?,
@@ -213,8 +215,7 @@ impl<'a> Line<'a> {
                     _ => return None,
                 },
             }
-            self.skip_blanks();
-            self.take(if place + 1 < NAMES.len() { b',' } else { b'}' })?;
+            self.take_behind_blanks(if place + 1 < NAMES.len() { b',' } else { b'}' })?;
         }
         self.skip_blanks();
         if seen != ALL || self.data.get(self.at).is_some_and(|&byte| byte != b'\n') {
@@ -230,6 +231,13 @@ impl<'a> Line<'a> {
         }
     }
 
+    fn take_behind_blanks(&mut self, byte: u8) -> Option<()> {
+        self.take(byte).or_else(|| {
+            self.skip_blanks();
+            self.take(byte)
+        })
+    }
+
     fn take(&mut self, byte: u8) -> Option<()> {
         (*self.data.get(self.at)? == byte).then(|| self.at += 1)
     }
@@ -238,7 +246,7 @@ impl<'a> Line<'a> {
     fn field(&mut self, order: &mut [usize; 13], place: usize) -> Option<usize> {
         let rest = &self.data[self.at..];
         let mut field = order[place];
-        if !rest.starts_with(NAMES[field]) {
+        if !is_name(rest, field) {
             field = NAMES.iter().position(|name| rest.starts_with(name))?;
             order[place] = field;
         }
@@ -343,6 +351,31 @@ impl<'a> Line<'a> {
             value => Some(unit << 4 | u16::from(value)),
         })
     }
+}
+
+/// Whether the bytes begin with a name.
+fn is_name(data: &[u8], field: usize) -> bool {
+    let Some(bytes) = data.first_chunk::<NAME_MAX>() else {
+        return data.starts_with(NAMES[field]);
+    };
+    let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("8 bytes")));
+    words.zip(NAME_WORDS[field]).fold(0, |differs, (word, (name, mask))| differs | (word & mask) ^ name) == 0
+}
+
+const fn name_words() -> [[(u64, u64); NAME_MAX / 8]; 13] {
+    let mut words = [[(0, 0); NAME_MAX / 8]; 13];
+    let mut field = 0;
+    while field < NAMES.len() {
+        let mut at = 0;
+        while at < NAMES[field].len() {
+            let (name, mask) = words[field][at / 8];
+            let shift = 8 * (at % 8);
+            words[field][at / 8] = (name | (NAMES[field][at] as u64) << shift, mask | 0xff << shift);
+            at += 1;
+        }
+        field += 1;
+    }
+    words
 }
 
 /// How many bytes at the beginning are neither a quote, a backslash, a control character nor outside ASCII.

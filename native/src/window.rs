@@ -63,10 +63,6 @@ impl Window {
         self.state(key) == UNSETTLED
     }
 
-    pub fn is_known(&self, key: u128) -> bool {
-        self.state(key) != VOID
-    }
-
     fn state(&self, key: u128) -> u8 {
         if !self.stuck.is_empty() && self.stuck.contains(&key) {
             return UNSETTLED;
@@ -112,6 +108,7 @@ impl Window {
                 return Err(index);
             }
         }
+        self.warm(keys);
         self.next = first + keys.len() as u64;
         for (index, &key) in keys.iter().enumerate() {
             if self.find(key).is_some() {
@@ -121,6 +118,13 @@ impl Window {
             self.insert(first + index as u64, key, UNSETTLED);
         }
         Ok(first)
+    }
+
+    /// Have the processor fetch what will be looked at, of all keys side by side.
+    fn warm(&self, keys: &[u128]) {
+        let heads: Vec<Option<u64>> = keys.iter().map(|&key| self.head(self.cell(key))).collect();
+        let places = heads.iter().flatten().map(|&slot| self.place(slot));
+        std::hint::black_box(places.fold(0, |seen, place| seen ^ self.keys[place] as u32 ^ self.before[place]));
     }
 
     /// Take keys as accepted, as many as there are; the last ones are remembered longest.

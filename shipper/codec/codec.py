@@ -12,8 +12,8 @@ import re
 from array import array
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, chain, islice
-from operator import add, attrgetter
+from itertools import accumulate, chain, compress, islice
+from operator import add, attrgetter, ne
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -38,6 +38,10 @@ _PIECE_RECORDS: Final = 1000
 # Ordinary lines for which it pays to ask the scanner. So many others are judged together that the brake notices a clock
 # that is behind before any of them is refused.
 _RUN_MIN: Final = 32
+_OTHERS_MIN: Final = (
+    4  # that may stand before ordinary lines and between them, and how many ordinary ones for each more
+)
+_OTHERS_SHARE: Final = 8
 
 
 class _Piece(NamedTuple):
@@ -62,6 +66,15 @@ class _Piece(NamedTuple):
     @property
     def records(self) -> int:
         return len(self.columns.event_ids) + len(self.rejections)
+
+
+class _Part(NamedTuple):
+    """Events that follow one another in a body; `stretches`, `keys` and `consumer_ids` as in their span and piece."""
+
+    stretches: Sequence[tuple[int, int]]
+    lines: bytes
+    keys: bytes
+    consumer_ids: Sequence[int]
 
 
 class _Walk(NamedTuple):
@@ -237,7 +250,7 @@ class Codec:
             duplicates=len(repeated.event_ids),
             rejections=piece.rejections,
             chunk=chunk if events else None,
-            lines_at=piece.starts[0] if events else 0,
+            stretches=[(piece.starts[0] - chunk.start_offset, piece.end)] if events else (),
             bounds=_bounds_of(piece, chunk.start_offset),
             event_keys=event_keys,
             keys=keys,
@@ -270,30 +283,78 @@ class Codec:
         return keys, slot if len(keys) == len(event_keys) or slot is None else -1
 
     def _scan(self, chunk: Chunk, offset: int, room_events: int, room_bytes: int, latest: str) -> EncodedChunk | None:
-        """Take the next lines natively as far as they are ordinary; None if the first one is not, or has no room."""
+        """
+        Take the next lines natively as far as nearly all of them are ordinary; the others between them are judged here.
+
+        None if the first lines are not, or have no room. Where two that are not follow one another, they begin the next
+        piece: with many others, should there be more of them.
+        """
         data = chunk.data
-        start = _first_line(chunk, offset - chunk.start_offset)
+        start = end = _first_line(chunk, offset - chunk.start_offset)
+        runs: list[EncodedChunk] = []
+        others: list[tuple[int, int]] = []
+        taken, is_left, others_min = 0, False, 0 if self._not_scanned_next else _OTHERS_MIN
+        while True:
+            room = room_events - taken - len(others)
+            run, is_stopped = self._scan_run(chunk, end, room, room_bytes - (end - start), latest)
+            if run is not None:
+                runs.append(run)
+                taken += run.events
+                end = run.span.end_offset - chunk.start_offset
+            elif is_stopped and taken:
+                end, _ = others.pop()
+                is_left = True
+            is_left = is_left or (is_stopped and len(others) == others_min + taken // _OTHERS_SHARE)
+            if is_left or not is_stopped:
+                break
+            newline = data.find(b"\n", end)
+            line_end = len(data) if newline < 0 else newline
+            if line_end - start > room_bytes:
+                break
+            others.append((end, line_end))
+            end = min(line_end + 1, len(data))
+        # Where few lines are ordinary, more and more of them are judged before the scanner is asked again.
+        is_few = is_left and taken < _RUN_MIN
+        self._not_scanned = min(max(_RUN_MIN, 2 * self._not_scanned_next), ADMITTED_MAX) if is_few else 0
+        self._not_scanned_next = self._not_scanned
+        if not taken:
+            return None
+        runs[0].span.start_offset = offset
+        if not others:
+            return runs[0]
+        raws = [data[begin:stop] for begin, stop in others]
+        starts = [chunk.start_offset + begin for begin, _ in others]
+        piece = self._sorted_out(raws, starts, end, latest, may_be_cut=_may_be_cut(chunk, start, end))
+        length = len(piece.lines) + sum(len(run.lines) + 1 for run in runs)
+        if length > room_bytes or self._comes_before(piece, runs):
+            for run in reversed(runs):
+                self.forget(run)
+            self._not_scanned = taken + len(others)
+            return None
+        return self._joined(offset, runs, self._finished(chunk, offset, piece))
+
+    def _scan_run(
+        self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str
+    ) -> tuple[EncodedChunk | None, bool]:
+        """Take ordinary lines that follow one another; also tells whether the next one is not, or is known."""
+        data = chunk.data
         if self._scanned is None or self._scanned[0] is not chunk:
             self._scanned = chunk, chunk.scan or NATIVE.scan(data)
         events, end, slot, keys, consumer_ids, repeats, ledger, is_stopped = self._scanned[1].take(
             data, start, room_events, max(0, room_bytes), self._max_record_bytes, latest, self.window
         )
-        if is_stopped:  # where that is soon, more and more lines are judged before the scanner is asked again
-            few = events < _RUN_MIN
-            self._not_scanned = min(max(_RUN_MIN, 2 * self._not_scanned_next), ADMITTED_MAX) if few else 1
-            self._not_scanned_next = self._not_scanned
         if not events:
-            return None
+            return None, is_stopped
         lines = data[start : end - 1] if data.endswith(b"\n", start, end) else data[start:end]
         span = Span(
             stream=chunk.stream,
-            start_offset=offset,
+            start_offset=chunk.start_offset + start,
             end_offset=chunk.start_offset + end,
             tail=data[max(0, end - MARKER_BYTES) : end],
             records=events,
             unsettled=events,
             chunk=chunk,
-            lines_at=chunk.start_offset + start,
+            stretches=((start, end),),
             event_keys=keys,
             keys=keys,
             slot=slot,
@@ -301,14 +362,71 @@ class Codec:
             sent_bytes=len(lines),
             ledger=[ledger],
         )
-        return EncodedChunk(
+        run = EncodedChunk(
             span=span,
             lines=lines,
             events=events,
             consumer_ids=memoryview(consumer_ids).cast("q"),
             has_new_event_ids=self.window.is_on,
             repeats=[(ordinal, begin - start, stop - start) for ordinal, begin, stop in repeats],
-            last_good=span.lines_at,
+            last_good=span.start_offset,
+        )
+        return run, is_stopped
+
+    def _comes_before(self, piece: _Piece, runs: list[EncodedChunk]) -> bool:
+        """Return whether a record has the EventId of one in a run behind it, which has taken its place."""
+        if not self.window.is_on:
+            return False
+        return any(
+            self.window.is_unsettled(key)
+            and any(key in split_keys(run.span.keys) for run in runs if run.span.start_offset > start)
+            for key, start in zip(split_keys(keys_of(piece.columns.event_ids)), piece.starts, strict=True)
+        )
+
+    def _joined(self, offset: int, runs: list[EncodedChunk], others: EncodedChunk) -> EncodedChunk:
+        """Put records that were judged by themselves into their places between runs; those that wait to the end."""
+        span = others.span
+        bounds = zip(span.bounds[::2], span.bounds[1::2], strict=True)
+        keys = split_keys(span.event_keys) or (b"",) * others.events
+        singles = zip(bounds, others.lines.split(b"\n"), keys, others.consumer_ids, strict=False)
+        parts = [_Part((place,), line, key, (consumer_id,)) for place, line, key, consumer_id in singles]
+        fresh = others.events - others.waits
+        parts[:fresh] = sorted(
+            [*parts[:fresh], *(_Part(run.span.stretches, run.lines, run.span.keys, run.consumer_ids) for run in runs)],
+            key=attrgetter("stretches"),
+        )
+        for each in (others, *reversed(runs)):
+            self.forget(each)
+        events = others.events + sum(run.events for run in runs)
+        lines, event_keys = b"\n".join([part.lines for part in parts]), b"".join([part.keys for part in parts])
+        consumer_ids = list(chain.from_iterable(part.consumer_ids for part in parts))
+        admitted = event_keys[: len(event_keys) - KEY_BYTES * others.waits]
+        slot = self.window.admit(admitted) if self.window.is_on else -1
+        assert slot is not None, "each of them was new by itself, and none stands twice"
+        joined = replace(
+            span,
+            start_offset=offset,
+            records=span.records + sum(run.events for run in runs),
+            unsettled=events,
+            chunk=runs[0].span.chunk,
+            stretches=[place for part in parts for place in part.stretches],
+            bounds=NO_BOUNDS,
+            event_keys=event_keys,
+            keys=admitted,
+            slot=slot,
+            fresh=events - others.waits if self.window.is_on else 0,
+            sent_bytes=span.sent_bytes + sum(run.span.sent_bytes for run in runs),
+            ledger=[tally for each in (*runs, others) for tally in each.span.ledger],
+        )
+        return EncodedChunk(
+            span=joined,
+            lines=lines,
+            events=events,
+            consumer_ids=consumer_ids,
+            has_new_event_ids=self.window.is_on,
+            repeats=repeats_in(consumer_ids, lines),
+            last_good=max(others.last_good, runs[-1].last_good),
+            waits=others.waits,
         )
 
     def _take_lines(self, chunk: Chunk, start: int, room_events: int, room_bytes: int, latest: str) -> _Piece | None:
@@ -564,16 +682,17 @@ def _first_line(chunk: Chunk, start: int) -> int:
 
 
 def repeats_in(consumer_ids: Sequence[int], lines: bytes) -> list[tuple[int, int, int]]:
-    """Find the events whose ConsumerID stands in an event before."""
-    seen: set[int] = set()
-    if len(set(consumer_ids)) == len(consumer_ids):
+    """Find the events whose ConsumerID stands in an event before: ordinal, start and end in `lines`."""
+    count = len(consumer_ids)
+    first = dict(zip(reversed(consumer_ids), range(count - 1, -1, -1), strict=True))
+    if len(first) == count:
         return []
-    repeats, start = [], 0
-    for ordinal, (line, consumer_id) in enumerate(zip(lines.split(b"\n"), consumer_ids, strict=True)):
-        if consumer_id in seen:
-            repeats.append((ordinal, start, start + len(line)))
-        seen.add(consumer_id)
-        start += len(line) + 1
+    lengths = list(map(len, lines.split(b"\n")))
+    repeats, start, passed = [], 0, 0
+    for ordinal in compress(range(count), map(ne, map(first.__getitem__, consumer_ids), range(count))):
+        start += sum(lengths[passed:ordinal]) + ordinal - passed
+        repeats.append((ordinal, start, start + lengths[ordinal]))
+        passed = ordinal
     return repeats
 
 

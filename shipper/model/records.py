@@ -307,8 +307,9 @@ class Span(Struct, eq=False, kw_only=True):
     Attributes:
         opened_at: When it was handed to the batcher, on the event loop's clock.
         chunk: Where its records stand as they came; None once no record is unsettled.
-        lines_at: Offset from which on each line is an event, as long as `bounds` is empty.
-        bounds: Start and end in the chunk's data of each event, flat, in the order of `EncodedChunk.lines`.
+        stretches: Of the chunk's data, start and end: each line in them is an event, in the order of
+            `EncodedChunk.lines`, as long as `bounds` is empty.
+        bounds: Start and end in the chunk's data of each event, flat, in the same order.
         event_keys: Of the EventIds of its events, 16 bytes each, in the same order; none if the window is off, or no
             record is unsettled any more.
         keys: Of EventIds, 16 bytes each: of its events that are, or are to be, accepted.
@@ -330,7 +331,7 @@ class Span(Struct, eq=False, kw_only=True):
     unsettled: int
     opened_at: float = 0.0
     chunk: Chunk | None = None
-    lines_at: int = 0
+    stretches: Sequence[tuple[int, int]] = ()
     bounds: array[int] = NO_BOUNDS
     event_keys: bytes = b""
     keys: bytes = b""
@@ -354,12 +355,13 @@ class Span(Struct, eq=False, kw_only=True):
         """
         assert self.chunk is not None
         if not self.bounds:
-            self.bounds = self._bounds_of_lines(self.chunk)
+            data = self.chunk.data
+            self.bounds = flat_bounds(
+                (start + line.start, start + line.end)
+                for start, end in self.stretches
+                for line in LINES.frames(data[start:end], 0)
+            )
         return self.bounds[2 * ordinal], self.bounds[2 * ordinal + 1]
-
-    def _bounds_of_lines(self, chunk: Chunk) -> array[int]:
-        start, end = self.lines_at - chunk.start_offset, self.end_offset - chunk.start_offset
-        return flat_bounds((frame.start, frame.end) for frame in LINES.frames(chunk.data[:end], start))
 
 
 class _Identified(Struct):

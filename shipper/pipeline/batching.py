@@ -112,16 +112,16 @@ class Batcher:
         if not chunk.events:
             return
         assert chunk.events <= self.room_events
-        if not chunk.waits and self._are_event_ids_new(chunk):
+        if self._are_event_ids_new(chunk):
             self._add_together(chunk, now)
             return
-        events = zip(chunk.lines.split(b"\n"), chunk.event_ids, chunk.consumer_ids, strict=True)
-        for ordinal, (line, event_id, consumer_id) in enumerate(events):
-            event = Deferred(line, event_id, consumer_id, chunk.span, ordinal, now, self._batches)
-            if ordinal >= chunk.events - chunk.waits:
-                self._waiting.setdefault(event_id, deque()).append(event)
-            elif not self._take_one(event):
+        for ordinal, line in enumerate(chunk.lines.split(b"\n")):
+            event = self._deferred_of(chunk, ordinal, line, now)
+            if not self._take_one(event):
                 self._defer(event)
+
+    def _deferred_of(self, chunk: EncodedChunk, ordinal: int, line: bytes, now: float) -> Deferred:
+        return Deferred(line, event_id_of(line), chunk.consumer_ids[ordinal], chunk.span, ordinal, now, self._batches)
 
     def _defer(self, event: Deferred) -> None:
         self._deferred.append(event)
@@ -172,16 +172,21 @@ class Batcher:
         return places
 
     def _add_together(self, chunk: EncodedChunk, now: float) -> None:
-        """Take the events of a chunk but for those whose ConsumerID stands before; they are deferred."""
-        start = ordinal = 0
+        """Take the events of a chunk but for those that wait, and those whose ConsumerID stands before: deferred."""
+        start, ordinal, fresh, end = 0, 0, chunk.events - chunk.waits, len(chunk.lines)
+        waiting = chunk.lines.rsplit(b"\n", chunk.waits)[-chunk.waits :] if chunk.waits else ()
+        for other, line in enumerate(waiting, fresh):
+            event = self._deferred_of(chunk, other, line, now)
+            self._waiting.setdefault(event.event_id, deque()).append(event)
+            end -= len(line) + 1
+        if not fresh:
+            return
         for other, other_start, other_end in self._repeats(chunk):
-            self._take_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
-            line = chunk.lines[other_start:other_end]
-            self._defer(
-                Deferred(line, event_id_of(line), chunk.consumer_ids[other], chunk.span, other, now, self._batches)
-            )
-            start, ordinal = other_end + 1, other + 1
-        self._take_run(chunk, range(ordinal, chunk.events), chunk.lines[start:])
+            if other < fresh:
+                self._take_run(chunk, range(ordinal, other), chunk.lines[start : max(start, other_start - 1)])
+                self._defer(self._deferred_of(chunk, other, chunk.lines[other_start:other_end], now))
+                start, ordinal = other_end + 1, other + 1
+        self._take_run(chunk, range(ordinal, fresh), chunk.lines[start:end])
         self._uncollected.append(chunk)
         self._note_arrival(now)
 
@@ -219,10 +224,10 @@ class Batcher:
         if event.event_id:
             self._event_ids.add(event.event_id)
         self._consumer_ids.add(event.consumer_id)
-        if not self._parts or self._parts[-1][0] is not event.span:
-            self._parts.append((event.span, []))
-        ordinals = self._parts[-1][1]
-        assert isinstance(ordinals, list), "a span whose events came together has none that are deferred"
+        span, ordinals = self._parts[-1] if self._parts else (None, ())
+        if span is not event.span or not isinstance(ordinals, list):
+            ordinals = []
+            self._parts.append((event.span, ordinals))
         ordinals.append(event.ordinal)
         self._note_arrival(event.arrived_at)
         return True

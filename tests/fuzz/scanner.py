@@ -5,20 +5,23 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
-from shipper.codec.codec import repeats_in
+from shipper.codec.codec import Codec, repeats_in
 from shipper.codec.columns import Columns, tally
-from shipper.codec.dedupe import keys_of
+from shipper.codec.dedupe import DedupeWindow, keys_of
 from shipper.codec.judge import SEPARATOR, Judge
 from shipper.config.settings import RecordsSettings
+from shipper.model.records import Chunk, Stream, event_id_of
 from shipper.system.native import NATIVE
 from tests.fuzz.engine import Target
 from tests.fuzz.records import LINE_SEEDS, MUTATE
 from tests.unit.test_codec import LATEST
 
 _LIMIT: Final = 2_000
+_STREAM: Final = Stream(stream_id=1, kind="file", path="x")
 _MUCH_ROOM: Final = 0xFF
 _CHUNK_LINES: Final = 100
 _BYTES: Final = [bytes([each]) for each in b'09azAZ"\\,:{}[] \t\r\0\x7f\x80\xc3\xa9\xff-+.eT']
@@ -84,21 +87,53 @@ def check_scanner(data: bytes) -> object:
     return taken, left
 
 
+def check_pieces(data: bytes) -> object:
+    """Encode a chunk with the native window and with the one in Python: the same is good, refused and repeated."""
+    head, _, body = data.partition(b"\n")
+    room_events = 1 + (head + b"\0")[0] % 100
+    if not body:
+        return 0
+    both = []
+    for window in (NATIVE.DedupeWindow(1000), DedupeWindow(1000)):
+        codec = Codec(RecordsSettings(), max_record_bytes=_LIMIT, window=window)
+        chunk = Chunk(stream=_STREAM, start_offset=0, end_offset=len(body), data=body)
+        lines: list[bytes] = []
+        refused, counts, waiting, offset = [], [0, 0], [], 0
+        while offset < len(body):
+            piece = codec.encode(chunk, offset, room_events=room_events, room_bytes=1 << 20, latest=LATEST)
+            assert piece is not None
+            span, fresh = piece.span, piece.events - piece.waits
+            offset = span.end_offset
+            some = piece.lines.split(b"\n")[: piece.events]
+            assert len(some) == piece.events == len(piece.consumer_ids)
+            assert span.event_keys == keys_of([event_id_of(line) for line in some])
+            lines += some[:fresh]
+            waiting += some[fresh:]
+            places = [span.bounds_of(ordinal) for ordinal in range(piece.events)]
+            assert all(0 <= begin < end <= len(body) and b"\n" not in body[begin:end] for begin, end in places)
+            assert places[:fresh] == sorted(places[:fresh])
+            refused += [(each.start_offset, each.end_offset, each.rule) for each in span.rejections]
+            counts = [counts[0] + span.records, counts[1] + span.duplicates]
+        both.append((lines, sorted(waiting), refused, counts))
+    assert both[0] == both[1], "not the same is sent, refused or counted"
+    return len(both[0][0]), len(both[0][2]), len(both[0][1])
+
+
 _ORDINARY: Final = [line.split(b'"') for seed in LINE_SEEDS for line in seed[3:].split(b"\n") if judged([line])]
 
 
-def cross(rng: Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-    """Make a chunk of a hundred lines, each of two others that are joined at a quote; in many, change a byte."""
+def cross(rng: Random, data: bytes, pool: Sequence[bytes], *, odd: float = 1) -> bytes:
+    """Make a chunk of a hundred lines, each of two others that are joined at a quote; in some, change a byte."""
     random = rng.random
     others = [line.split(b'"') for line in (data[3:] + b"\n" + pool[int(random() * len(pool))][3:]).split(b"\n")]
     made = []
     for _ in range(_CHUNK_LINES):
         second = _ORDINARY[int(random() * len(_ORDINARY))]
-        some = others if random() < 0.2 else _ORDINARY
+        some = others if random() < 0.2 * odd else _ORDINARY
         first = some[int(random() * len(some))]
         at = int(random() * len(second))
         line = b'"'.join(first[:at] + second[at:])
-        if random() < 0.4:
+        if random() < 0.4 * odd:
             at = int(random() * len(line))
             line = line[:at] + _BYTES[int(random() * len(_BYTES))] + line[at + 1 :]
         made.append(line)
@@ -109,6 +144,7 @@ TARGETS: Final = (
     (
         Target("scanner", check_scanner, LINE_SEEDS, MUTATE, share=2),
         Target("chunks", check_scanner, LINE_SEEDS, cross, share=0.2),
+        Target("pieces", check_pieces, LINE_SEEDS, partial(cross, odd=0.1), share=0.05),
     )
     if NATIVE
     else ()

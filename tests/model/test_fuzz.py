@@ -18,7 +18,7 @@ _NAMES = (
     *("answers", "waits", "tokens", "records", "neighbours", "framing", "rows", "odd-rows", "archives", "bombs"),
     *("settings", "reports", "segments", "snapshot", "database", "requests"),
     *("conversations", "grants", "fetches", "handshakes"),
-    *(("scanner", "chunks") if NATIVE else ()),
+    *(("scanner", "chunks", "pieces") if NATIVE else ()),
 )
 _TIMED = ("slow",)  # which measures time: `make fuzz` alone runs it
 

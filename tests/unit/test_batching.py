@@ -120,7 +120,7 @@ def test_long_events_that_have_to_wait_make_the_batcher_congested_by_their_bytes
 
 def test_what_waits_for_an_answer_leaves_when_that_is_a_refusal_and_is_handed_out_when_it_is_none():
     waiting = batcher()
-    twins = msgspec.structs.replace(chunk(("a", 1), ("b", 2), ("a", 3), ("a", 4)), waits=2)
+    twins = msgspec.structs.replace(chunk(("a", 1), ("b", 2), ("a", 3), ("a", 4), is_known=True), waits=2)
     waiting.add(twins, now=0)
     assert events(waiting.take()) == [("a", 1), ("b", 2)]
     assert (waiting.take(), waiting.due_at, waiting.waiting_ids) == (None, None, {"a"})

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shipper.codec import Codec, DedupeWindow, tally
+from shipper.codec import Codec, DedupeWindow, accept_events, tally
 from shipper.codec.columns import Columns
 from shipper.codec.dedupe import ADMITTED_MAX, KEY_BYTES, key_of
 from shipper.config.settings import RecordsSettings
 from shipper.delivery.parts import event_in
-from shipper.model.records import LedgerKey
+from shipper.model.records import Chunk, LedgerKey, Stream
 from shipper.state.ledger import _Sums, added
 from shipper.system.native import NATIVE
 from tests.cases import each
@@ -127,6 +127,113 @@ def test_it_is_asked_less_where_little_is_ordinary(monkeypatch: pytest.MonkeyPat
     good = [line(number) for number in range(5000, 8000)]
     assert good_lines(encode(b"\n".join(good), codec=codec)) == good
     assert len(asked) >= 2, "it is asked again"
+
+
+SOME_LINES = st.tuples(
+    st.sampled_from(["good"] * 12 + ["normalised", "normalised", "longer", "invalid", "late", "blank", "hole", "cut"]),
+    st.integers(1, 60),
+)
+
+
+def some_line(kind: str, number: int) -> bytes:
+    match kind:
+        case "normalised":
+            return line(number, ConsumerID=str(number), ConsumerCountry="gb")
+        case "longer":
+            return line(number, IP="192.0.2.1").replace(b',"ConsumerState":""', b"").replace(b',"AffiliateID":""', b"")
+        case "invalid":
+            return line(number, IP="somewhere")
+        case "late":
+            return line(number, Timestamp="9026-11-20T12:00:00Z")
+        case "blank":
+            return b" " * (number % 3)
+        case "hole":
+            return b"\0\0" + line(number)
+        case "cut":
+            return line(number)[:-1]
+    return line(number, ConsumerID=1 + number % 40)
+
+
+def settled(
+    codec: Codec, data: bytes, **room: int
+) -> tuple[list[bytes], list[tuple[int, str]], int, Counter[LedgerKey]]:
+    """Encode, let each piece be accepted when the next one but one is encoded, and check what each says of itself."""
+    stream = Stream(stream_id=1, kind="file", path="x")
+    chunk = Chunk(stream=stream, start_offset=0, end_offset=len(data), data=data)
+    sent: list[bytes] = []
+    rejections: list[tuple[int, str]] = []
+    counts: Counter[LedgerKey] = Counter()
+    duplicates, offset, open_pieces = 0, 0, []
+    while offset < len(data):
+        piece = codec.encode(chunk, offset, latest=LATEST, **room)
+        assert piece is not None
+        span = piece.span
+        assert span.start_offset == offset < span.end_offset
+        offset = span.end_offset
+        lines = piece.lines.split(b"\n") if piece.events else []
+        assert len(lines) == piece.events <= room["room_events"]
+        assert len(piece.lines) <= room["room_bytes"]
+        assert list(piece.consumer_ids) == [event_in(each).ConsumerID for each in lines]
+        keys = b"".join(key_of(event_in(each).EventId) for each in lines)
+        assert span.event_keys == (keys if codec.window.is_on else b"")
+        assert span.records == piece.events + len(span.rejections) + span.duplicates
+        assert span.keys == span.event_keys[: KEY_BYTES * span.fresh]
+        fresh = piece.events - piece.waits
+        assert span.fresh == (fresh if codec.window.is_on else 0)
+        starts = []
+        for ordinal, wire in enumerate(lines):
+            begin, end = span.bounds_of(ordinal)
+            starts.append(begin)
+            (alone,) = encode(data[begin:end], codec=Codec(RecordsSettings(dedupe_window=0), max_record_bytes=LIMIT))
+            assert alone.lines == wire
+        assert starts == sorted(starts[:fresh]) + sorted(starts[fresh:])
+        rejections += [(each.start_offset, each.rule) for each in span.rejections]
+        duplicates += span.duplicates
+        open_pieces.append(piece)
+        if len(open_pieces) > 2:
+            oldest = open_pieces.pop(0)
+            accept_events(codec.window, oldest.span, range(oldest.span.fresh))
+        sent += lines[:fresh]
+        duplicates += piece.waits  # of those of which the first is accepted
+        counts.update(tally(Columns.of(list(map(event_in, lines[:fresh])))))
+        claimed: Counter[LedgerKey] = Counter()
+        for part in span.ledger:
+            claimed.update(dict(part.items()))
+        assert claimed == tally(Columns.of(list(map(event_in, lines))))
+    return sent, rejections, duplicates, counts
+
+
+@given(st.lists(SOME_LINES, max_size=80), st.integers(1, 60), st.integers(1000, 40_000), st.sampled_from([0, 1000]))
+def test_both_make_the_same_of_lines_of_which_some_are_not_ordinary(
+    kinds: list[tuple[str, int]], room_events: int, room_bytes: int, size: int
+):
+    data = b"\n".join([some_line(kind, number) for kind, number in kinds])
+    results = []
+    for window in (DedupeWindow(size), NATIVE.DedupeWindow(size)):
+        codec = Codec(RecordsSettings(dedupe_window=size), max_record_bytes=LIMIT, window=window)
+        results.append(settled(codec, data, room_events=room_events, room_bytes=room_bytes + LIMIT))
+    assert results[0] == results[1]
+
+
+def test_lines_that_are_not_ordinary_leave_in_their_places():
+    lines = [line(number) for number in range(100)]
+    others = [line(number, ConsumerCountry="gb") for number in range(200, 204)]
+    mixed = [
+        *lines[:40],
+        others[0],
+        *lines[40:70],
+        b"no record",
+        line(99),
+        others[1],
+        *lines[70:80],
+        others[2],
+        *lines[80:],
+    ]
+    (piece,) = encode(b"\n".join(mixed), codec=Codec(RecordsSettings(), max_record_bytes=LIMIT))
+    wires = [other.replace(b'"gb"', b'"GB"') for other in others]
+    expected = [*lines[:40], wires[0], *lines[40:70], line(99), wires[1], *lines[70:80], wires[2], *lines[80:]]
+    assert good_lines([piece]) == expected
+    assert (piece.waits, [each.rule for each in piece.span.rejections]) == (1, ["json"])
 
 
 FILLING = b"".join(key_of(str(number)) for number in range(100, 3 * ADMITTED_MAX + 200))
