@@ -355,12 +355,11 @@ class Span(Struct, eq=False, kw_only=True):
         """
         assert self.chunk is not None
         if not self.bounds:
-            data = self.chunk.data
-            self.bounds = flat_bounds(
-                (start + line.start, start + line.end)
-                for start, end in self.stretches
-                for line in LINES.frames(data[start:end], 0)
-            )
+            self.bounds = array("I")
+            for start, end in self.stretches:
+                for line in self.chunk.data[start:end].removesuffix(b"\n").split(b"\n"):
+                    self.bounds.extend((start, start + len(line)))
+                    start += len(line) + 1
         return self.bounds[2 * ordinal], self.bounds[2 * ordinal + 1]
 
 

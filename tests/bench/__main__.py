@@ -20,7 +20,7 @@ from typing import NamedTuple
 from shipper.system.native import NATIVE
 
 from . import rows, table
-from .measure import Measurement, Pinning, RowError, find_pinning, run_row, running_broker, running_server
+from .measure import Measurement, Pinning, RowError, find_pinning, lines_of, run_row, running_broker, running_server
 from .peers import PEERS
 
 
@@ -83,6 +83,7 @@ def measure(args: argparse.Namespace, pinning: Pinning) -> Found:
                         bench = rows.Bench(samples[row.profile], server.urls, args.large_events, row.profile, broker)
                         command = [*pin, *rows.command_of(row, bench, Path(directory))]
                         events = rows.events_of(row, args.events, args.large_events)
+                        lines_of(bench.sample)  # from the page cache, of which Fluent Bit puts out what it has read
                         run = run_row(command, events=events, server=server, sends=row.name in rows.SENDING)
                     runs.setdefault(label, []).append(run)
                 except RowError as error:
