@@ -13,8 +13,7 @@ from shipper.codec import Codec, key_of, latest_timestamp
 from shipper.config.settings import Settings
 from shipper.model.records import Batch, Chunk, EncodedChunk
 from shipper.pipeline.batching import Batcher
-from shipper.pipeline.brake import Brake
-from shipper.pipeline.hold import Halt, Hold
+from shipper.pipeline.hold import Brake, Halt, Hold
 from shipper.pipeline.settlement import Settlement
 from shipper.state.stuck import Place
 from shipper.system.work import Piece, at_work, noted

@@ -8,7 +8,7 @@ from random import Random
 from shipper.codec import MESSAGES
 from shipper.codec.rules import FROM_THE_FUTURE
 from shipper.model.records import EncodedChunk, Rejection, Span, Stream, StreamKind
-from shipper.pipeline.brake import Brake
+from shipper.pipeline.hold import Brake
 
 GOOD, FUTURE = "", "future"
 
