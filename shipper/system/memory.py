@@ -9,8 +9,8 @@ from typing import Final
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
-_MAPPED_BYTES: Final = 1 << 20
-_TRIM_SECONDS: Final = 0.25
+_MAPPED_BYTES: Final = 1 << 21  # more than a chunk, of which there are many
+_TRIM_SECONDS: Final = 1.0
 
 
 def keep_memory_together() -> None:
