@@ -11,14 +11,13 @@ from shipper.cli.config import toml_value
 from shipper.codec.mapping import NOTHING, code_of
 from shipper.codec.normalize import timestamps
 from shipper.codec.rewrite import DERIVED_FROM
-from shipper.codec.rules import FIELD_RULES, are_timestamps
+from shipper.codec.rules import ANY_TIME, FIELD_RULES, are_timestamps
 from shipper.config.mapping import FieldSource
 from shipper.config.settings import RecordsSettings
 
 _TO_COMPLETE: Final = "..."
 _CODES: Final = ("ConsumerCountry", "ConsumerCurrencyID", "BrandID", "ConsumerStatus", "ConsumerState")
 _CODES_MAX: Final = 50
-_END_OF_TIME: Final = "9999-12-31T23:59:59Z"
 _FIELDS: Final = {rule: field for field, rule in FIELD_RULES.items()}
 _OF_RECORDS: Final = {
     "encoding": "convert the file to UTF-8, for example: iconv -f WINDOWS-1252 -t UTF-8 FILE",
@@ -121,7 +120,7 @@ class Remedy:
 
 def _is_instant(value: Any) -> bool:
     (written,) = timestamps([value], zone=None)
-    return isinstance(written, str) and len(written) == len(_END_OF_TIME) and are_timestamps([written], _END_OF_TIME)
+    return isinstance(written, str) and len(written) == len(ANY_TIME) and are_timestamps([written], ANY_TIME)
 
 
 def _is_local(value: Any) -> bool:

@@ -494,8 +494,7 @@ class Codec:
             at_fault = whole.only([at for at, offset in enumerate(whole.offsets) if offset in refused])
             self._rewritten(at_fault, csv, undone, [])
             changes.normalized.subtract(undone.normalized)
-            for name, count in undone.unlisted.items():
-                changes.unlisted[name] = changes.unlisted.get(name, 0) - count
+            changes.unlisted.subtract(undone.unlisted)
         rejections.sort(key=attrgetter("start_offset"))
         if csv is not None:
             rejections = [replace(rejection, header=csv.header) for rejection in rejections]

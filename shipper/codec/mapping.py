@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from string import Formatter
@@ -40,7 +41,7 @@ class SourceMapping:
                 used += [path, path.partition(".")[0]]
         self.names = frozenset(used)
 
-    def columns(self, documents: Sequence[Document], unlisted: dict[str, int] | None = None) -> list[Column]:
+    def columns(self, documents: Sequence[Document], unlisted: Counter[str] | None = None) -> list[Column]:
         """
         Make one column for each wire field, in their order; `ABSENT` where a document has no value.
 
@@ -52,7 +53,7 @@ class SourceMapping:
             if unlisted is not None and source.default is None:
                 codes = (code_of(value) for value in columns[index] if value not in NOTHING)
                 count, field = sum(code not in source.values for code in codes), FIELDS[index]
-                unlisted[field] = unlisted.get(field, 0) + count
+                unlisted[field] += count
             columns[index] = [_translated(value, source) for value in columns[index]]
         return columns
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from shipper.codec.rules import FIELD_RULES, are_event_ids, are_ips, are_timestamps, plain_type
+from shipper.codec.rules import ANY_TIME, FIELD_RULES, are_event_ids, are_ips, are_timestamps, plain_type
 
 ABSENT: Final = UNSET
 
@@ -30,7 +30,6 @@ _UUID: Final = re.compile(
 )
 _FRACTION: Final = re.compile(r"(?<=[Tt ][0-9]{2}:[0-9]{2}:[0-9]{2})\.[0-9]+(?=$|[Zz+-])", re.MULTILINE)
 _UTC: Final = re.compile(r"[+-]00:?00$", re.MULTILINE)
-_END_OF_TIME: Final = "9999-12-31T23:59:59Z"
 _DIGITS_MAX: Final = 30  # longer than any identifier, short enough to be converted at once
 _NUMBER_END: Final = 10**_DIGITS_MAX
 _NUMBERS: Final = re.compile(r"[0-9]{1,30}(?:\n[0-9]{1,30})*")
@@ -120,11 +119,11 @@ def timestamps(column: Column, *, zone: tzinfo | None) -> Column:
             showed, the first one is taken; a time that it never showed is left as it is.
     """
     try:
-        if set(map(len, column)) == {20} and are_timestamps(column, _END_OF_TIME):
+        if set(map(len, column)) == {20} and are_timestamps(column, ANY_TIME):
             return column
         # Most columns have fractions and spellings of UTC, and nothing else, which whole texts can be rid of.
         plain = _UTC.sub("Z", _FRACTION.sub("", "\n".join(column))).split("\n")
-        if set(map(len, plain)) == {20} and len(plain) == len(column) and are_timestamps(plain, _END_OF_TIME):
+        if set(map(len, plain)) == {20} and len(plain) == len(column) and are_timestamps(plain, ANY_TIME):
             return plain
     except TypeError:
         pass

@@ -55,15 +55,17 @@ class Changes(Struct):
 
     normalized: Counter[str] = msgspec.field(default_factory=Counter)
     unknown: Counter[str] = msgspec.field(default_factory=Counter)
-    unlisted: dict[str, int] = {}
+    unlisted: Counter[str] = msgspec.field(default_factory=Counter)
 
     def add(self, other: Changes) -> None:
         """Count what another one counted, too."""
-        for counts, others in ((self.normalized, other.normalized), (self.unknown, other.unknown)):
+        for counts, others in (
+            (self.normalized, other.normalized),
+            (self.unknown, other.unknown),
+            (self.unlisted, other.unlisted),
+        ):
             for name, count in others.items():
                 counts[name] += count
-        for name, count in other.unlisted.items():
-            self.unlisted[name] = self.unlisted.get(name, 0) + count
 
 
 class Rewriter:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from shipper.codec.normalize import Normalizer, normalizers, timestamps
-from shipper.codec.rules import are_btags, are_event_ids, are_ips, are_timestamps
+from shipper.codec.rules import ANY_TIME, are_btags, are_event_ids, are_ips, are_timestamps
 from shipper.config.mapping import FIELDS
 
 _DEPTH_MAX: Final = 4
@@ -22,7 +22,6 @@ FITTING: Final = 0.5
 """With fewer of the values that are there in the form of a field, they need a change."""
 _FORM_ALONE: Final = 0.9
 _UNRELATED: Final = 1000  # as a place among names
-_END_OF_TIME: Final = "9999-12-31T23:59:59Z"
 
 _NAMES: Final[dict[str, str]] = {
     "EventId": "eventid eventuuid eventguid uuid guid messageid recordid registrationid id",
@@ -56,7 +55,7 @@ def _is_text(check: Callable[[str], object]) -> Callable[[Any], bool]:
 _FORMS: Final[dict[str, Callable[[Any], bool]]] = {
     "EventId": _is_text(lambda value: len(value) == 36 and are_event_ids([value])),
     "IP": _is_text(lambda value: are_ips([value])),
-    "Timestamp": _is_text(lambda value: len(value) == 20 and are_timestamps([value], _END_OF_TIME)),
+    "Timestamp": _is_text(lambda value: len(value) == 20 and are_timestamps([value], ANY_TIME)),
     "BTag": _is_text(lambda value: are_btags([value])),
     "ConsumerID": _is_id,
     "ConsumerCountry": _is_text(_letters2),

@@ -126,15 +126,20 @@ class SettingsFile:
         return now is not None and now != self._seen
 
 
+def _named(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> str | PathLike[str] | None:
+    """Return the settings file that somebody has named; None if the usual ones are looked for."""
+    return config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+
+
 def _candidates(config_path: str | PathLike[str] | None, environ: Mapping[str, str]) -> Sequence[Path]:
-    named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+    named = _named(config_path, environ)
     return USUAL_FILES if named is None else [Path(named)]
 
 
 def _file_entries(
     config_path: str | PathLike[str] | None, environ: Mapping[str, str]
 ) -> list[tuple[tuple[str, ...], Written]]:
-    named = config_path if config_path is not None else environ.get("SHIPPER_CONFIG") or None
+    named = _named(config_path, environ)
     for path in _candidates(config_path, environ):
         try:
             text = path.read_text("utf-8-sig")

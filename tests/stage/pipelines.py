@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any
 
@@ -45,6 +45,20 @@ def settings(base_url: str = "http://127.0.0.1:9", *, senders: int = 1, **change
         delivery=DeliverySettings(**of("delivery_", concurrency=senders, **quick)),
         state=StateSettings(**of("state_", commit_interval_seconds=0.001)),
     )
+
+
+@asynccontextmanager
+async def running(pipeline: Pipeline, *, limit_s: float) -> AsyncIterator[list[Summary]]:
+    """Run a pipeline beside the block, and let it end behind that; the list has the summary then."""
+    summaries: list[Summary] = []
+
+    async def run() -> None:
+        summaries.append(await pipeline.run())
+
+    with anyio.fail_after(limit_s):
+        async with anyio.create_task_group() as group:
+            group.start_soon(run)
+            yield summaries
 
 
 class Source:

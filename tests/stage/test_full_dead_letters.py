@@ -19,7 +19,7 @@ from shipper.state.letters import EVERYTHING
 from shipper.state.schema import LETTER_OVERHEAD_BYTES
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import NOW_S, Source, good, holds, pipeline_of, settings, signals_from
+from tests.stage.pipelines import NOW_S, Source, good, holds, pipeline_of, running, settings, signals_from
 
 BAD = b"not json\n"
 LETTER_BYTES = len(BAD) - 1 + LETTER_OVERHEAD_BYTES
@@ -148,16 +148,9 @@ async def test_a_one_shot_run_gives_up_and_keeps_all_that_is_pending(make: Any, 
 async def test_the_last_save_of_a_run_waits_for_room_too(make: Any, store: Store, logs: list[Any], tmp_path: Path):
     """All is read when the quota is met, so nothing but the save is left to wait."""
     pipeline = make(Streams([(1, BAD * 3), (1, BAD)]))
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(10):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            await until(lambda: told(logs, "delivery_paused"))
-            store.purge(store.letters.ids(EVERYTHING))
+    async with running(pipeline, limit_s=10) as summaries:
+        await until(lambda: told(logs, "delivery_paused"))
+        store.purge(store.letters.ids(EVERYTHING))
     assert (summaries[0].outcome, summaries[0].dead_lettered, summaries[0].pending) == ("finished", 4, 0)
 
 

@@ -17,7 +17,7 @@ from shipper.pipeline.acks import weight
 from shipper.state.ledger import read_ledger
 from shipper.state.store import Store
 from tests.fakes import ScriptedEndpoint
-from tests.stage.pipelines import Source, at_once, good, pipeline_of, settings
+from tests.stage.pipelines import Source, at_once, good, pipeline_of, running, settings
 from tests.unit.test_codec import line
 
 BUDGET = 1 << 20
@@ -112,21 +112,14 @@ async def assert_waits_within_the_budget(
     Args:
         is_obstructed: Whether what holds up the run has happened.
     """
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(60):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            while not is_obstructed() or pipeline._settlement.held_bytes <= BUDGET // 2:
-                await anyio.sleep(0.01)  # for ever, if reading waits for another reason
-            await until_it_rests(pipeline, source)
-            assert not source.is_exhausted, "reading did not wait"
-            assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
-            assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, "more than a span too much"
-            release()
+    async with running(pipeline, limit_s=60) as summaries:
+        while not is_obstructed() or pipeline._settlement.held_bytes <= BUDGET // 2:
+            await anyio.sleep(0.01)  # for ever, if reading waits for another reason
+        await until_it_rests(pipeline, source)
+        assert not source.is_exhausted, "reading did not wait"
+        assert held_in_memory(pipeline) <= pipeline._settlement.held_bytes + RECORDS_PER_CHUNK * 400 * 4
+        assert pipeline._settlement.held_bytes <= BUDGET + RECORDS_PER_CHUNK * 1200, "more than a span too much"
+        release()
     return summaries[0]
 
 

@@ -26,7 +26,7 @@ from shipper.state.store import Store
 from shipper.system.native import NATIVE
 from tests.cases import each
 from tests.fakes import ScriptedEndpoint, answer
-from tests.stage.pipelines import NOW_S, Source, good, pipeline_of, settings
+from tests.stage.pipelines import NOW_S, Source, good, pipeline_of, running, settings
 from tests.stage.servers import ACCEPTED, Origin, close
 from tests.unit.test_codec import line
 
@@ -117,17 +117,10 @@ async def test_a_batch_is_filled_before_it_is_sent_where_room_comes_with_the_ans
     source = Lines(last=100)
     release = anyio.Event()
     pipeline = make(source, [release], batch_max_events=5)
-    summaries: list[Summary] = []
-
-    async def run() -> None:
-        summaries.append(await pipeline.run())
-
-    with anyio.fail_after(30):
-        async with anyio.create_task_group() as group:
-            group.start_soon(run)
-            await until_it_rests(pipeline, source)
-            assert 5 < pipeline.totals.read < 20, "there is no room for all"
-            release.set()
+    async with running(pipeline, limit_s=30) as summaries:
+        await until_it_rests(pipeline, source)
+        assert 5 < pipeline.totals.read < 20, "there is no room for all"
+        release.set()
     assert (summaries[0].accepted, summaries[0].batches) == (100, 20)
 
 
