@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("sources")
 
-_LOOK_SHARE: Final = 200  # looks at all names may take one part in so many of the time
-_LOOK_PAUSE_MAX_S: Final = 20.0  # even if a look took long, as on a busy machine
+_LOOK_SHARE: Final = 150  # looks at all names may take one part in so many of the time
+_LOOK_PAUSE_MAX_S: Final = 10.0  # even if a look took long, as on a busy machine
 _TOLD_SHARE: Final = 20  # and this, if the kernel says that something has changed that is not open
 _NAMED: Final = 10  # files that cannot be read
 _DEBOUNCE_MS: Final = 40
@@ -147,10 +147,10 @@ class FollowedFiles:
         if now >= self._look_at:
             self._replace_patterns()
             found = await self._turns.call(follower.find)
-            with suppress(StateUnwritableError):  # the next save tells, and the next look comes
-                await self._turns.call(follower.look, found, now)
             took_s = anyio.current_time() - now
             self._may_look_at = now + _TOLD_SHARE * took_s
+            with suppress(StateUnwritableError):  # the next save tells, and the next look comes
+                await self._turns.call(follower.look, found, now)
             rest_s = min(_LOOK_SHARE * took_s, _LOOK_PAUSE_MAX_S)
             pause_s = 0 if follower.is_crowded else max(self._poll_interval_s, rest_s)
             self._look_at = now if self._next_patterns is not None else now + pause_s
