@@ -147,6 +147,7 @@ class Member:
     def attach(self, portal: BlockingPortal, pipeline: Attached) -> None:
         """Join the group; rebalances are answered by this pipeline, in the event loop of the portal."""
         self._portal, self._attached = portal, pipeline
+        self._is_reading = True  # what begins now soon takes chunks; behind a pause, the client rests for a second
         self._thread.start()
 
     @property
@@ -162,7 +163,6 @@ class Member:
             DeliveryGaveUpError: The ranges cannot be read.
             ShipperError: This process cannot be a member any more.
         """
-        self._is_reading = True
         self._has_room.set()
         try:
             while self.failure is None and (self._queue or self.left is None):
