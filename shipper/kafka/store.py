@@ -143,8 +143,7 @@ class TransactionStore:
             crash_point("save.done")
             if not is_committed:
                 return Saved([], wanted)
-            self._member.transactions["committed"] += 1
-            self._member.transaction_seconds += self._now() - begun_at
+            self._member.note_committed(self._now() - begun_at)
             for stream, session in pending.sessions:
                 is_full = len(session.sums) > _SESSION_KEYS_MAX
                 stream.session = Session() if is_full else session
